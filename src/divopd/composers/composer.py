@@ -1,0 +1,204 @@
+"""What every composer does: the reader's rules, the gate, ageing, and the state between updates.
+
+A method is a subclass with a `select` (which candidates, in which order) and, rarely, a `weigh`. Deciding is pure:
+`decide` looks at a pool and returns data. `compose` is the same for callers who hold whole turns and no store.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from divopd.errors import InputError
+from divopd.turns import Turn, turn_from_json, turn_to_json
+from divopd.validity import Reason, disagreement, valid_mask, why_invalid
+
+
+class Candidate(NamedTuple):
+    """All that a composer may look at: a turn without its tokens."""
+
+    rollout: str
+    turn: int
+    task: str
+    version: int
+    first_seen: int
+    reason: Reason | None  # why the turn is invalid
+    disagreement: float  # 0.0 for an invalid turn
+    tokens: int
+    valid_tokens: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.rollout, self.turn
+
+
+def candidate_of(turn: Turn, *, first_seen: int) -> Candidate:
+    """Gate a turn and measure its disagreement, once, when it is first seen."""
+    reason = why_invalid(turn)
+    alive = reason is None
+    return Candidate(
+        turn.rollout,
+        turn.turn,
+        turn.task,
+        turn.version,
+        first_seen,
+        reason,
+        disagreement(turn) if alive else 0.0,
+        turn.tokens,
+        sum(valid_mask(turn)) if alive else 0,
+    )
+
+
+class Pick(NamedTuple):
+    """A selected candidate and the pass over the rollouts that took it (1, 2, …)."""
+
+    candidate: Candidate
+    sweep: int
+
+
+class Decision(NamedTuple):
+    """What a composer wants done with a pool. Every candidate of the pool is in exactly one list."""
+
+    selected: list[Candidate]
+    weights: list[float]
+    passes: list[int]
+    stale: list[Candidate]
+    invalid: list[Candidate]
+    aged_out: list[Candidate]
+    pending: list[Candidate]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to train on, in order, and what fell out of the pool on the way."""
+
+    turns: list[Turn]
+    weights: list[float]
+    stale: list[Turn]
+    invalid: list[tuple[Turn, Reason]]
+    aged_out: list[Turn]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of a composer; the defaults are the paper's (Table "Shared sampler configuration")."""
+
+    method: str
+    batch_size: int = 64  # B
+    pool_multiplier: int = 4  # c
+    cap: int | None = 4  # k: turns a rollout may give in the first pass; None: as many as it has
+    max_staleness: int = 2  # δ
+    max_pending_age: int = 8  # W
+    seed: int = 0
+    total_updates: int = 250  # length of training; only turnopd's schedule looks at it
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "pool_multiplier": 1, "max_staleness": 0, "max_pending_age": 0, "total_updates": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise InputError(f"{name} is {getattr(self, name)}; expected {smallest} or more")
+        if self.cap is not None and self.cap < 1:
+            raise InputError(f"cap is {self.cap}; expected 1 or more, or none for no cap")
+
+
+class Composer(ABC):
+    """Fills learner batches from scored turns. One instance belongs to one run and keeps its pending turns."""
+
+    gated: ClassVar[bool] = True  # drop invalid turns; without a gate they take slots as dead rows
+    keeps_pending: ClassVar[bool] = True  # unselected turns wait; otherwise the pool is one batch
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pending: list[tuple[Candidate, Turn]] = []
+
+    @property
+    def pool_size(self) -> int:
+        """How many pending and fresh turns the composer looks at in one update."""
+        return self.settings.batch_size * (self.settings.pool_multiplier if self.keeps_pending else 1)
+
+    def oldest_version(self, update: int) -> int:
+        """v_min of SPEC §4.1: a turn of an older policy version is stale at this update."""
+        return max(update - self.settings.max_staleness, 0)
+
+    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
+        """At most `batch_size` of the pool (valid and fresh enough), in the order of training."""
+
+    def weigh(self, selected: list[Candidate], *, update: int) -> list[float]:
+        """One weight a row, mean 1."""
+        del update
+        return [1.0] * len(selected)
+
+    def decide(self, pool: Sequence[Candidate], *, update: int) -> Decision:
+        """Compose one batch from a pool: pending turns, then fresh ones, each in arrival order. Pure."""
+        oldest = self.oldest_version(update)
+        stale = [c for c in pool if c.version < oldest]  # step 1
+        eligible = [c for c in pool if c.version >= oldest] if stale else list(pool)
+        invalid = [c for c in eligible if c.reason is not None] if self.gated else []  # step 3
+        valid = [c for c in eligible if c.reason is None] if invalid else eligible
+        picks = self.select(valid, update=update)  # steps 4-7
+        selected = [pick.candidate for pick in picks]
+        taken = {c.key for c in selected}
+        left = [c for c in valid if (c.rollout, c.turn) not in taken]
+        born = update - self.settings.max_pending_age  # step 8
+        return Decision(
+            selected=selected,
+            weights=self.weigh(selected, update=update),
+            passes=[pick.sweep for pick in picks],
+            stale=stale,
+            invalid=invalid,
+            aged_out=[c for c in left if c.first_seen < born],
+            pending=[c for c in left if c.first_seen >= born],
+        )
+
+    # ── for callers who hold whole turns ──────────────────────────────────────────────────────────────────────────
+
+    def room(self, update: int) -> int:
+        """How many fresh turns the composer can take at this update."""
+        oldest = self.oldest_version(update)
+        return self.pool_size - sum(candidate.version >= oldest for candidate, _ in self._pending)
+
+    def compose(self, fresh: Sequence[Turn], update: int) -> Batch:
+        """Add fresh turns, in arrival order, and compose the batch of this update.
+
+        Stale turns among them take no room and are reported in `stale`. Selected turns are never seen again;
+        unselected ones stay pending inside the composer until they are selected or fall out. If this raises,
+        nothing has changed.
+        """
+        oldest = self.oldest_version(update)
+        eligible = sum(turn.version >= oldest for turn in fresh)
+        if eligible > self.room(update):
+            raise InputError(
+                f"update {update}: got {eligible} fresh turns that are not stale, but there is room for "
+                f"{self.room(update)}; pass at most composer.room(update) turns and leave the rest in the queue"
+            )
+        pool = [*self._pending, *((candidate_of(turn, first_seen=update), turn) for turn in fresh)]
+        whole = {candidate.key: turn for candidate, turn in pool}
+        if len(whole) < len(pool):
+            raise InputError(f"update {update}: a fresh turn is already pending, or was passed twice")
+        decision = self.decide([candidate for candidate, _ in pool], update=update)
+        self._pending = [(candidate, whole[candidate.key]) for candidate in decision.pending]
+        return Batch(
+            turns=[whole[c.key] for c in decision.selected],
+            weights=decision.weights,
+            stale=[whole[c.key] for c in decision.stale],
+            invalid=[(whole[c.key], c.reason) for c in decision.invalid if c.reason is not None],
+            aged_out=[whole[c.key] for c in decision.aged_out],
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next update depends on, as JSON types."""
+        pending = [{"first_seen": c.first_seen, "turn": turn_to_json(turn)} for c, turn in self._pending]
+        return {"settings": asdict(self.settings), "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; composing continues identically. A state of another method is refused."""
+        method = state["settings"]["method"]
+        if method != self.settings.method:
+            raise InputError(f"the saved state is of method {method!r}, this composer is {self.settings.method!r}")
+        self._pending = []
+        for entry in state["pending"]:
+            turn = turn_from_json(entry["turn"], where="composer state")
+            self._pending.append((candidate_of(turn, first_seen=entry["first_seen"]), turn))

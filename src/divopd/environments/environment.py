@@ -1,0 +1,28 @@
+"""What an environment can do. A user's own environment is this protocol and nothing more."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent gets to see after a reset or an action, and what became of the rollout."""
+
+    text: str
+    allowed_actions: list[str] | None = None  # None: the environment does not list them
+    done: bool = False
+    success: bool = False
+    reward: float = 0.0
+    valid: bool = True  # was the action understood; an invalid action changes nothing
+
+
+class Environment(Protocol):
+    """One task at a time. `reset` starts it, `step` acts in it until an observation says `done`.
+
+    An environment that dies or hangs raises EnvironmentFailure: the rollout is lost, the run goes on, and
+    the next `reset` works again.
+    """
+
+    def reset(self, task: str) -> Observation: ...
+
+    def step(self, action: str) -> Observation: ...

@@ -1,0 +1,85 @@
+"""Every error that a user can cause or meet, in one tree.
+
+DivopdError                     the base: one line, says what was got, what was expected and what to do
+├── InputError                  a file, field, option or name that the user gave is wrong (exit code 2)
+│   ├── TurnFormatError         a line of a recording is not a turn
+│   ├── UnknownNameError        no method, preset, environment … of that name
+│   └── MissingExtraError       an optional part of divopd is not installed
+├── StoreError                  the store cannot do what was asked
+│   ├── NotAStoreError          the file is no store, is damaged, or has a newer format
+│   ├── ConflictError           the same id was put before with another content
+│   ├── FencedError             another learner has taken over this store
+│   ├── QueueFullError          the bounded queue stayed full for longer than the caller would wait
+│   └── LedgerError             the journal does not add up
+├── CheckpointError             a checkpoint is missing, incomplete or damaged
+├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
+└── EnvironmentFailure          an environment died or hung; it costs one rollout, never the run
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DivopdError(Exception):
+    """Base of all errors that are shown to a user as one line."""
+
+
+class InputError(DivopdError):
+    """What the user gave is wrong; nothing was changed."""
+
+
+class TurnFormatError(InputError):
+    """A line of a recording is not a turn."""
+
+
+class UnknownNameError(InputError):
+    """No thing of that kind has that name; the nearest names are suggested."""
+
+    def __init__(self, kind: str, got: str, known: Iterable[str]) -> None:
+        names = list(known)
+        near = get_close_matches(got, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+        super().__init__(f"unknown {kind} {got!r}; {hint}")
+
+
+class MissingExtraError(InputError):
+    """An optional part is not installed; the message names the extra that brings it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} is not installed; install it with: pip install 'divopd[{extra}]'")
+
+
+class StoreError(DivopdError):
+    """The store cannot do what was asked; what was acknowledged before is still there."""
+
+
+class NotAStoreError(StoreError, InputError):
+    """The file is no store, is damaged, or has a newer format."""
+
+
+class ConflictError(StoreError):
+    """The same rollout or update was written before with another content."""
+
+
+class FencedError(StoreError):
+    """Another learner has taken over this store; this one must stop."""
+
+
+class QueueFullError(StoreError):
+    """The bounded queue stayed full for longer than the caller would wait."""
+
+
+class LedgerError(StoreError):
+    """The journal does not add up: a batch differs from its own recomputation."""
+
+
+class CheckpointError(DivopdError):
+    """A checkpoint is missing, incomplete or damaged."""
+
+
+class AlignmentError(DivopdError):
+    """Two models do not agree on tokens, lengths or vocabulary."""
+
+
+class EnvironmentFailure(DivopdError):
+    """An environment died or hung. It costs one rollout, never the run."""

@@ -1,0 +1,79 @@
+"""The gate: when a turn has usable supervision, why not if it has none, and how much the two models disagree."""
+
+from collections.abc import Sequence
+from itertools import compress
+from math import fsum, isfinite
+from operator import sub
+from typing import Literal
+
+from divopd.turns import Turn
+
+Reason = Literal[
+    "prompt_truncated",
+    "no_tokens",
+    "no_student_logprobs",
+    "no_teacher_logprobs",
+    "no_action_mask",
+    "misaligned",
+    "no_valid_token",
+    "not_finite",
+]
+REASONS: tuple[Reason, ...] = Reason.__args__  # pyright: ignore[reportAttributeAccessIssue]
+
+MAX_LOGPROB = 1e-4  # above it a "log probability" is no rounding of 0 but an error
+
+
+def why_invalid(turn: Turn) -> Reason | None:
+    """The first reason, in the order of SPEC §2, why the loss cannot use this turn; None if it can."""
+    if turn.prompt_truncated:
+        return "prompt_truncated"
+    size = len(turn.response_ids)
+    if not size or not len(turn.prompt_ids):
+        return "no_tokens"
+    student, teacher, action = turn.student_logprobs, turn.teacher_logprobs, turn.action_mask
+    if student is None or not len(student):
+        return "no_student_logprobs"
+    if teacher is None or not len(teacher):
+        return "no_teacher_logprobs"
+    if action is None or not any(action):
+        return "no_action_mask"
+    lists = [student, teacher, action] if turn.teacher_mask is None else [student, teacher, action, turn.teacher_mask]
+    if any(len(values) != size for values in lists):
+        return "misaligned"
+    mask = valid_mask(turn)
+    if not any(mask):
+        return "no_valid_token"
+    used = [*compress(student, mask), *compress(teacher, mask)]
+    if not isfinite(fsum_or_nan(used)) or max(used) > MAX_LOGPROB:
+        return "not_finite"
+    return None
+
+
+def valid_mask(turn: Turn) -> Sequence[int]:
+    """1 where a response token counts in the loss (the set V of SPEC §2): chosen by the student, scored by the teacher.
+
+    Only for turns whose lists are aligned.
+    """
+    action = turn.action_mask or ()
+    if turn.teacher_mask is None:
+        return action
+    return [int(a and t) for a, t in zip(action, turn.teacher_mask, strict=True)]
+
+
+def disagreement(turn: Turn) -> float:
+    """Summed student-minus-teacher log probability over the valid tokens (SPEC §3), from the cached values.
+
+    The sum, not the mean: long turns rank higher on purpose (eq. 3). Only for valid turns.
+    """
+    mask = valid_mask(turn)
+    assert turn.student_logprobs is not None
+    assert turn.teacher_logprobs is not None
+    return fsum(map(sub, compress(turn.student_logprobs, mask), compress(turn.teacher_logprobs, mask)))
+
+
+def fsum_or_nan(values: Sequence[float]) -> float:
+    """fsum refuses a sum of +inf and -inf, and one that overflows; both are simply not finite here."""
+    try:
+        return fsum(values)
+    except (ValueError, OverflowError):
+        return float("nan")
