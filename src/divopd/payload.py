@@ -1,0 +1,104 @@
+"""The tokens of a turn as bytes: the part of a stored turn that only a learner and an audit read.
+
+Little-endian: one byte of flags, the lengths of six lists (-1: the list is missing), reward, rollout_turns, and then
+the lists: int32 ids, float64 log probabilities, one byte per mask entry. NaN, infinities and lists of unequal length
+come back as they were: whether a turn is valid is not this module's question.
+"""
+
+import struct
+from hashlib import sha256
+from typing import Any
+
+from divopd.errors import NotAStoreError, TurnFormatError
+from divopd.turns import MAX_LINE_BYTES, Turn
+
+MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
+_HEADER = struct.Struct("<B6idq")
+_LISTS = (
+    ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
+    ("response_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
+    ("student_logprobs", "d", "numbers, or None"),
+    ("teacher_logprobs", "d", "numbers, or None"),
+    ("action_mask", "B", "0 and 1, or None"),
+    ("teacher_mask", "B", "0 and 1, or None"),
+)
+_BYTES = {"i": 4, "d": 8, "B": 1}
+_TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS = 1, 2, 4, 8, 16
+
+
+def encode_turn(turn: Turn) -> bytes:
+    """The payload of a turn. Values that have no place in one (a negative id, a mask of 7) raise a TurnFormatError."""
+    lengths: list[int] = []
+    chunks: list[bytes] = []
+    for name, code, expected in _LISTS:
+        values = getattr(turn, name)
+        if values is None and code != "i":
+            lengths.append(-1)
+            continue
+        try:
+            chunk = _encode_list(values, code)
+        except (TypeError, ValueError, struct.error):
+            raise TurnFormatError(
+                f"rollout {turn.rollout!r} turn {turn.turn}: {name} is not a list of {expected}"
+            ) from None
+        lengths.append(len(chunk) // _BYTES[code])
+        chunks.append(chunk)
+    flags = _TRUNCATED * turn.prompt_truncated
+    flags |= _REWARD * (turn.reward is not None)
+    flags |= _OUTCOME * (turn.success is not None) | _SUCCESS * bool(turn.success)
+    flags |= _ROLLOUT_TURNS * (turn.rollout_turns is not None)
+    payload = _HEADER.pack(flags, *lengths, turn.reward or 0.0, turn.rollout_turns or 0) + b"".join(chunks)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise TurnFormatError(
+            f"rollout {turn.rollout!r} turn {turn.turn}: {len(payload)} bytes; a turn takes at most {MAX_PAYLOAD_BYTES}"
+        )
+    return payload
+
+
+def decode_turn(payload: bytes, **identity: Any) -> Turn:
+    """The turn of a payload; `identity` is what the payload does not hold: rollout, turn, task, version, available_at.
+
+    Sizes are checked before anything is allocated; a payload that does not fit its own header raises a NotAStoreError.
+    """
+    where = f"rollout {identity['rollout']!r} turn {identity['turn']}"
+    if len(payload) < _HEADER.size:
+        raise NotAStoreError(
+            f"{where}: its stored tokens are damaged ({len(payload)} bytes); restore the store from a copy"
+        )
+    flags, *lengths, reward, rollout_turns = _HEADER.unpack_from(payload)
+    sizes = [max(length, 0) * _BYTES[code] for length, (_, code, _) in zip(lengths, _LISTS, strict=True)]
+    if len(payload) != _HEADER.size + sum(sizes) or min(lengths[:2]) < 0 or min(lengths) < -1:
+        raise NotAStoreError(f"{where}: its stored tokens do not fit their own lengths; restore the store from a copy")
+    values: dict[str, Any] = {}
+    start = _HEADER.size
+    for (name, code, _), length, size in zip(_LISTS, lengths, sizes, strict=True):
+        values[name] = None if length < 0 else list(struct.unpack_from(f"<{length}{code}", payload, start))
+        start += size
+    return Turn(
+        **identity,
+        **values,
+        prompt_truncated=bool(flags & _TRUNCATED),
+        reward=reward if flags & _REWARD else None,
+        success=bool(flags & _SUCCESS) if flags & _OUTCOME else None,
+        rollout_turns=rollout_turns if flags & _ROLLOUT_TURNS else None,
+    )
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """32 bytes that stand for the parts, each with its length, in order."""
+    state = sha256()  # the fastest of hashlib where the processor has instructions for it
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def _encode_list(values: Any, code: str) -> bytes:
+    if hasattr(values, "tolist"):  # arrays
+        values = values.tolist()
+    raw = struct.pack(f"<{len(values)}{code}", *values)
+    if code == "i" and not raw[3::4].isascii():  # the highest byte of a negative id is 128 or more
+        raise ValueError
+    if code == "B" and raw.strip(b"\0\1"):
+        raise ValueError
+    return raw

@@ -1,0 +1,172 @@
+"""The file a store lives in: its tables, how it is created whole, how a foreign or damaged one is refused."""
+
+import os
+import sqlite3
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from divopd.errors import ConflictError, NotAStoreError, StoreError
+
+FORMAT = 1
+APPLICATION_ID = 0x64697664  # "divd", at byte 68 of the file
+MAGIC = b"SQLite format 3\0"
+STORE_NAME = "store.db"  # inside the folder of a run
+LOCK_WAIT_S = 60.0  # every transaction is short: a lock held for longer means a stopped process
+
+TABLES = (
+    """CREATE TABLE state (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        epoch INTEGER NOT NULL,                 -- of the learner that may write; older ones are fenced
+        acknowledged_updates INTEGER NOT NULL,  -- so many updates are in a durable checkpoint
+        settled_updates INTEGER NOT NULL,       -- so many updates have had their payloads dropped
+        max_queued INTEGER                      -- turns; NULL: no bound
+    ) STRICT""",
+    """CREATE TABLE rollouts (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        task TEXT NOT NULL,
+        version INTEGER NOT NULL,
+        available_at INTEGER NOT NULL,
+        turns INTEGER NOT NULL,                 -- the declared number: a torn put cannot pass for a short rollout
+        digest BLOB NOT NULL
+    ) STRICT""",
+    """CREATE TABLE turns (
+        arrival INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused
+        rollout INTEGER NOT NULL REFERENCES rollouts (number),
+        turn INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        reason TEXT,
+        disagreement REAL NOT NULL,
+        tokens INTEGER NOT NULL,
+        valid_tokens INTEGER NOT NULL,
+        first_seen INTEGER,
+        fate TEXT NOT NULL DEFAULT 'queued',
+        fate_update INTEGER,
+        UNIQUE (rollout, turn)
+    ) STRICT""",
+    "CREATE INDEX pending ON turns (arrival) WHERE fate = 'pending'",
+    "CREATE TABLE payloads (arrival INTEGER PRIMARY KEY REFERENCES turns (arrival), payload BLOB NOT NULL) STRICT",
+    "CREATE TABLE settings (digest BLOB PRIMARY KEY, json BLOB NOT NULL) STRICT",
+    """CREATE TABLE updates (
+        number INTEGER PRIMARY KEY,
+        watermark INTEGER NOT NULL,             -- the last arrival read
+        settings BLOB NOT NULL REFERENCES settings (digest),
+        record BLOB NOT NULL,                   -- JSON: keys in order, weights, passes, exits with reasons
+        digest BLOB NOT NULL                    -- of this row and, through the digest before it, of all rows before
+    ) STRICT""",
+    "CREATE TABLE figures (kind TEXT, number INTEGER, json BLOB NOT NULL, PRIMARY KEY (kind, number)) STRICT",
+    "CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, json BLOB NOT NULL) STRICT",
+)
+
+
+def store_path(run: Path | str) -> Path:
+    """The store of a run: RUN is its folder, or the store file itself."""
+    run = Path(run)
+    return run / STORE_NAME if run.is_dir() else run
+
+
+def is_store(path: Path | str) -> bool:
+    """Whether a file looks like a store rather than like a recording of JSON lines. Opening it checks the rest."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def create_file(path: Path, *, max_queued: int | None) -> None:
+    """Make an empty store. It appears under its name complete and synced, or not at all; nothing is overwritten."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.unlink(missing_ok=True)  # of a process that had this number and was killed
+        with translated_errors(path):
+            _fill(partial, max_queued)
+        _sync(partial)
+        os.link(partial, path)  # unlike a rename it refuses to replace what is there
+        _sync(path.parent)
+    except FileExistsError:
+        raise ConflictError(f"{path} exists already; open it, or choose another place for the new store") from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot create a store there ({error.strerror})") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def connect(path: Path, *, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
+    """Open a store after checking that the file is one. The file is not touched before its header has been read."""
+    _check_header(path)
+    with translated_errors(path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=LOCK_WAIT_S, isolation_level=None
+        )
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute("PRAGMA foreign_keys = ON")
+            found = [
+                sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")
+            ]
+            if found != list(TABLES):
+                raise NotAStoreError(f"{path}: its tables are not those of a divopd store of format {FORMAT}")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def translated_errors(path: Path) -> Generator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # locked, disk full, I/O error: the store itself may be sound
+        raise StoreError(
+            f"{path}: {error}; what was acknowledged is still there, retry when the cause is gone"
+        ) from None
+    except sqlite3.Error as error:
+        raise NotAStoreError(f"{path}: the store is damaged ({error}); restore it from a copy") from None
+
+
+def _fill(partial: Path, max_queued: int | None) -> None:
+    with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        for statement in TABLES:
+            connection.execute(statement)
+        connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, ?)", (max_queued,))
+        connection.execute("COMMIT")
+
+
+def _check_header(path: Path) -> None:
+    """Read the first 100 bytes ourselves: SQLite would create files beside a database that is not ours."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except OSError as error:
+        raise NotAStoreError(
+            f"{path}: cannot be read ({error.strerror}); expected a run's folder or its {STORE_NAME}"
+        ) from None
+    if not header:
+        raise NotAStoreError(f"{path}: the file is empty; expected a run's {STORE_NAME}")
+    if len(header) < 100 or not header.startswith(MAGIC):
+        raise NotAStoreError(
+            f"{path}: not a store; expected a run's {STORE_NAME} (a recording of JSON lines is no store)"
+        )
+    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise NotAStoreError(f"{path}: a database, but not a divopd store; expected a run's {STORE_NAME}")
+    found = int.from_bytes(header[60:64], "big")
+    if found != FORMAT:
+        advice = "upgrade divopd to read it" if found > FORMAT else "read it with the version of divopd that wrote it"
+        raise NotAStoreError(f"{path}: a store of format {found}; this divopd knows format {FORMAT}: {advice}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
