@@ -1,0 +1,204 @@
+"""Hugging Face causal language models as students and teachers.
+
+Log probabilities are computed at the scored positions only: the vocabulary projection never sees a prompt token, and
+runs in chunks, so memory grows neither with prompt length × vocabulary nor with scored tokens × vocabulary.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from divopd.errors import AlignmentError, InputError, MissingExtraError
+from divopd.models.attention import Packed, register
+from divopd.models.generation import Generator
+from divopd.models.logprobs import Scorer, hidden_states, log_softmax
+from divopd.models.policy import Response
+from divopd.packing import Sequence, Span, micro_batches
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters on all linear layers but the head; only they are trained."""
+
+    rank: int = 16
+    alpha: int = 32
+
+
+class TransformersPolicy:
+    """A causal language model with its tokenizer. `model` is the transformers model that checkpoints save and fill."""
+
+    def __init__(self, model: Any, tokenizer: Any = None, *, max_tokens: int = 8192) -> None:
+        """`max_tokens` is how many tokens one forward pass of scoring or of reading prompts may compute."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        for module in model.modules():  # the recomputed log probability must be that of the policy that acts
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        _refuse_other_architectures(model)
+        self.scorer = Scorer(model).eval()
+        self._generator = Generator(model, read_at_once=max_tokens)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        lora: Lora | None = None,
+        max_tokens: int = 8192,
+    ) -> Self:
+        """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder = Path(path)
+        if dtype not in DTYPES:
+            raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise InputError(
+                f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
+                "writes it"
+            )
+        safe = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
+        return cls(_with_lora(model.to(device), lora), tokenizer, max_tokens=max_tokens)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest sequence that the model was made for, if its configuration says so."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of untrusted text: a chat marker inside it becomes ordinary text, never a special token."""
+        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def decode(self, ids: Items[int]) -> str:
+        """The text of a response, without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def save(self, path: Path | str) -> None:
+        """Write model and tokenizer in the ordinary Hugging Face format; adapters are merged into the weights."""
+        model = self.model.merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+        model.save_pretrained(path)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(path)
+
+    def checkpoint_activations(self) -> None:
+        """Trade time for memory: layers compute their activations again in the backward pass."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def logprobs(self, sequences: Items[Sequence]) -> Tensor:
+        """Differentiable log probabilities of one micro-batch: sequence by sequence, span by span, in position order."""
+        for sequence in sequences:
+            self._refuse_foreign_ids(sequence.ids)
+        lengths = [sequence.tokens for sequence in sequences]
+        starts = np.cumsum([0, *lengths[:-1]])
+        scored = [np.concatenate([span.scored for span in sequence.spans]) for sequence in sequences]
+        index = np.concatenate([at + start - 1 for at, start in zip(scored, starts, strict=True)])
+        return self.scorer(
+            self._tensor(np.concatenate([sequence.ids[:-1] for sequence in sequences])),
+            self._tensor(np.concatenate([np.arange(length) for length in lengths])),
+            Packed(lengths),
+            self._tensor(index),
+            self._tensor(np.concatenate([s.ids[at] for s, at in zip(sequences, scored, strict=True)])),
+        )
+
+    def score(self, sequences: Items[Items[int]], spans: Items[Items[tuple[int, int]]]) -> list[list[np.ndarray]]:
+        """Log probabilities of the tokens start … end - 1 of each span of each sequence, each sequence read once."""
+        scores: list[list[np.ndarray]] = [[np.empty(0) for _ in wanted] for wanted in spans]
+        pieces: list[Sequence] = []
+        for number, (ids, wanted) in enumerate(zip(sequences, spans, strict=True)):
+            for start, end in wanted:
+                if not 1 <= start <= end <= len(ids):
+                    raise AlignmentError(
+                        f"sequence {number}: span {start}…{end} of {len(ids)} tokens; it starts at 1 or later"
+                    )
+            filled = [(n, start, end) for n, (start, end) in enumerate(wanted) if end > start]
+            if filled:
+                last = max(end for _, _, end in filled)
+                where = tuple(Span(number * 2**32 + n, np.arange(start, end)) for n, start, end in filled)
+                pieces.append(Sequence(np.asarray(ids[:last], dtype=np.int64), where))
+        with torch.inference_mode():
+            for batch in micro_batches(pieces, self.max_tokens):
+                for span, values in by_span(batch, self.logprobs(batch).double().cpu()):
+                    scores[span.row >> 32][span.row % 2**32] = values.numpy()
+        return scores
+
+    def respond(
+        self, prompts: Items[Items[int]], *, temperature: float, max_tokens: int, seeds: Items[int]
+    ) -> list[Response]:
+        """One response per prompt, sampled with its own seed; temperature 0 takes the likeliest token.
+
+        The keys and values of earlier calls are kept while the weights stay the same, so that of a rollout's next prompt
+        only the new tokens are read.
+        """
+        for prompt in prompts:
+            self._refuse_foreign_ids(np.asarray(prompt, dtype=np.int64))
+        return self._generator.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def _refuse_foreign_ids(self, ids: np.ndarray) -> None:
+        size = self.model.config.vocab_size
+        if len(ids) and not (ids.min() >= 0 and ids.max() < size):
+            wrong = ids[(ids < 0) | (ids >= size)][0]
+            raise AlignmentError(
+                f"token id {wrong} is outside the model's vocabulary of {size}; check that the turns were made with this "
+                "model's tokenizer"
+            )
+
+
+def by_span(batch: Items[Sequence], values: Tensor) -> Iterable[tuple[Span, Tensor]]:
+    """Cut what `logprobs` gave for a micro-batch into the spans' parts."""
+    spans = [span for sequence in batch for span in sequence.spans]
+    return zip(spans, values.split([len(span.scored) for span in spans]), strict=True)
+
+
+def _with_lora(model: Any, lora: Lora | None) -> Any:
+    if lora is None:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingExtraError("peft", "lora") from None
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, config)
+
+
+@torch.no_grad()
+def _refuse_other_architectures(model: Any) -> None:
+    """Compare two short packed rows with the model's own forward pass of each.
+
+    An architecture that treats its logits specially, or mixes tokens other than by attention, cannot be packed this way.
+    """
+    rows = [torch.arange(size, device=next(model.parameters()).device) % model.config.vocab_size for size in (7, 5)]
+    model.eval()
+    own = log_softmax(torch.cat([model(row[None]).logits[0] for row in rows]))
+    model.set_attn_implementation(register())
+    positions = torch.cat([torch.arange(len(row), device=row.device) for row in rows])
+    hidden = hidden_states(model, torch.cat(rows), positions, Packed([len(row) for row in rows]))
+    ours = log_softmax(model.get_output_embeddings()(hidden))
+    tolerance = max(1e-6, torch.finfo(model.dtype).eps ** 0.5)
+    if not torch.allclose(ours, own, rtol=tolerance, atol=tolerance):
+        raise InputError(
+            f"{type(model).__name__} cannot be packed: its log probabilities differ from its own by "
+            f"{(ours - own).abs().max():.3g}; use a plain decoder (Qwen, Llama, Mistral, SmolLM, …)"
+        )
