@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from divopd.errors import InputError, UnknownNameError
 
 HORIZON = 30  # turns of a rollout (SPEC §6.1)
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
+_DAMAGE = (lzma.LZMAError, EOFError, UnicodeDecodeError, json.JSONDecodeError, RecursionError)
 _MAX_LINE = 10_000_000  # characters of one game; the official ones have under 100,000
 
 
@@ -48,18 +49,19 @@ class OfficialGames:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         if not folder.is_dir():
-            raise InputError(f"no folder {folder}; {_WHERE}")
+            raise InputError(f"no folder {folder}; {MISSING_DATA}")
 
     def tasks(self, split: str) -> list[str]:
         """The task names of a split, in fixed order."""
         return list(self._split(split))
 
     def game(self, task: str) -> Game:
-        """The game of that name. UnknownNameError if there is none."""
-        split = task.partition("/")[0]
-        games = self._split(split) if split in SPLITS else {}
+        """The game of that name. InputError if there is none."""
+        games = self._split(task.partition("/")[0][:200])
         if task not in games:
-            raise UnknownNameError("ALFWorld task", task[:200], games or SPLITS)
+            raise InputError(
+                f"unknown ALFWorld task {task[:200]!r}; expected one of {len(games)}, like {next(iter(games))!r}"
+            )
         return games[task]
 
     def _split(self, split: str) -> dict[str, Game]:
@@ -67,11 +69,11 @@ class OfficialGames:
             raise UnknownNameError("split of ALFWorld", split, SPLITS)
         games = read_split(self._folder, split)
         if not games:
-            raise InputError(f"{self._folder} has no ALFWorld games of the split {split}; {_WHERE}")
+            raise InputError(f"{self._folder} has no ALFWorld games of the split {split}; {MISSING_DATA}")
         return games
 
 
-_WHERE = (
+MISSING_DATA = (
     "point DIVOPD_DATA at a folder with alfworld/alfworld_SPLIT.jsonl.xz, or ALFWORLD_DATA at the folder that "
     "alfworld-download made, or play generated games, which need no data"
 )
@@ -105,21 +107,24 @@ def _read(folder: Path, split: str) -> Iterator[Game]:
             return
 
 
-def _read_lines(path: Path, lines: Iterator[str]) -> Iterator[Game]:
+def _read_lines(path: Path, lines: TextIO) -> Iterator[Game]:
     try:
         for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE), ""), start=1):
-            yield _game(json.loads(line), f"{path} line {number}")
-    except (lzma.LZMAError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            if line.strip():
+                yield _game(json.loads(line), f"{path} line {number}")
+    except _DAMAGE as error:
         raise InputError(f"{path} is damaged ({error}); copy it again") from None
 
 
 def _game(record: object, where: str) -> Game:
-    fields = record if isinstance(record, dict) else {}
-    texts = [fields.get(name) for name in ("id", "task", "problem")]
-    walkthrough = fields.get("walkthrough") or []
-    if not (all(isinstance(text, str) for text in texts) and all(isinstance(step, str) for step in walkthrough)):
-        raise InputError(f"{where}: expected an object with the strings id, task, problem; got {sorted(fields)}")
-    return Game(*texts, walkthrough=tuple(walkthrough))
+    match record:
+        case {"id": str(name), "task": str(task), "problem": str(problem)}:
+            walkthrough = record.get("walkthrough") or ()
+            if isinstance(walkthrough, list | tuple) and all(isinstance(action, str) for action in walkthrough):
+                return Game(name, task, problem, tuple(walkthrough))
+    raise InputError(
+        f"{where}: expected an object with id, task, problem as strings and a list of strings, walkthrough"
+    )
 
 
 def _read_folder(root: Path, split: str) -> Iterator[Game]:
@@ -130,9 +135,9 @@ def _read_folder(root: Path, split: str) -> Iterator[Game]:
             continue
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except _DAMAGE as error:
             raise InputError(f"{path} is damaged ({error}); download the games again") from None
-        task = re.search(r"Your task is to: (.*?)\.\s*\"", data.get("grammar", ""))
+        task = re.search(r"Your task is to: (.*?)\.\s*\"", str(data.get("grammar")))
         if data.get("solvable") and task:
             record = {"id": f"{split}/{name}", "task": task[1], "problem": data.get("pddl_problem")}
             yield _game(record | {"walkthrough": data.get("walkthrough")}, str(path))

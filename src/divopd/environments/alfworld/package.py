@@ -1,4 +1,4 @@
-"""The same games in the real `alfworld` package, as it is. Slow (seconds for a reset), and the referee for our engine."""
+"""The same games in the real `alfworld` package, as it is: slow (seconds for a reset), and our engine's referee."""
 
 import os
 import tempfile
@@ -50,10 +50,10 @@ def _open_package() -> tuple[Any, str, str]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ALFWORLD_DATA"] = known or folder  # without it, the import makes a folder in the user's home
         try:
-            import textworld
-            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-            from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
-            from textworld.envs.pddl import PddlEnv
+            import textworld  # pyright: ignore[reportMissingImports]
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler  # pyright: ignore[reportMissingImports]
+            from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH  # pyright: ignore[reportMissingImports]
+            from textworld.envs.pddl import PddlEnv  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingExtraError("the alfworld package", "alfworld") from None
         finally:

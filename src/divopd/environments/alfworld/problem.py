@@ -101,7 +101,9 @@ def read_problem(text: str) -> Problem:
     try:
         return _build(_read_facts(facts), read_goal("(:goal" + goal))
     except KeyError as error:
-        raise InputError(f"{error.args[0]} is used in the start state but has no type or location there") from None
+        raise InputError(
+            f"{error.args[0]} has no type, location or number in the start state; ids of things look like Mug_bar_1"
+        ) from None
 
 
 def read_goal(text: str) -> Goal:
@@ -130,7 +132,9 @@ def _read_facts(text: str) -> dict[str, list[tuple[str, ...]]]:
     for name, rest in _FACT.findall(text):
         arguments = tuple(rest.split())
         if _FACTS.get(name) != len(arguments):
-            raise InputError(f"({name} {' '.join(arguments)}) cannot start an ALFWorld text game; known: {', '.join(_FACTS)}")
+            raise InputError(
+                f"({name} {' '.join(arguments)}) cannot start an ALFWorld text game; known: {', '.join(_FACTS)}"
+            )
         facts[name].append(arguments)
     return facts
 
@@ -144,7 +148,8 @@ def _build(facts: Mapping[str, list[tuple[str, ...]]], goal: Goal) -> Problem:
     locations = sorted({*agents.values(), *places.values(), *(place for _, place in facts.get("objectatlocation", ()))})
     objects, receptacles = sorted(object_types), sorted(receptacle_types)
     number = {entity: i for group in (objects, receptacles, locations) for i, entity in enumerate(group)}
-    names = _number_names([*objects, *receptacles])
+    # Some games mention things that are nowhere (the halves of an egg); these take numbers all the same.
+    names = _number_names({entity for rows in facts.values() for row in rows for entity in row} - {*agents, *locations})
     contents, near, inside = defaultdict(set), defaultdict(set), defaultdict(list)
     for thing, receptacle in facts.get("inreceptacle", ()):
         contents[number[receptacle]].add(number[thing])
@@ -173,21 +178,20 @@ def _build(facts: Mapping[str, list[tuple[str, ...]]], goal: Goal) -> Problem:
 
 
 def _one_each(facts: Mapping[str, list[tuple[str, ...]]], name: str) -> dict[str, str]:
-    pairs = set(facts.get(name, ()))
-    table = {entity: value for entity, value in pairs}
+    pairs = {(row[0], row[1]) for row in facts.get(name, ())}
+    table = dict(pairs)
     if len(table) != len(pairs):
         raise InputError(f"an ALFWorld game has one {name} for each entity; got {len(pairs)} for {len(table)} entities")
     return table
 
 
-def _number_names(entities: list[str]) -> dict[str, str]:
+def _number_names(entities: set[str]) -> dict[str, str]:
     """Ids like fridge_bar__plus_01_dot_50 as names like "fridge 1". Basins count apart from what they are in."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for entity in sorted(entities):
         kind, bar, _ = entity.partition("_bar_")
-        if not bar:
-            raise InputError(f"{entity} cannot be named; ids of things in a game look like Mug_bar_1")
-        kinds[kind + "basin" if "basin" in entity else kind].append(entity)
+        if bar:
+            kinds[kind + "basin" if "basin" in entity else kind].append(entity)
     return {entity: f"{kind} {len(ids) - i}" for kind, ids in kinds.items() for i, entity in enumerate(ids)}
 
 

@@ -1,6 +1,10 @@
 """The sentences of ALFWorld, as the package words them."""
 
+import re
 from collections.abc import Iterable
+
+from divopd.environments.alfworld.problem import Goal, TaskType
+from divopd.errors import InputError
 
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
 NOTHING_HAPPENS = "Nothing happens."
@@ -80,3 +84,25 @@ def condition(name: str, *, clean: bool, hot: bool, cool: bool, sliced: bool, to
     if clean:
         words.append("clean")
     return f"This is a {' and '.join(words)} {'sliced ' if sliced else ''}{name}."
+
+
+# How a task is put into words, two ways each; {place} is the kind of receptacle, or of lamp.
+TASKS: dict[TaskType, tuple[str, str]] = {
+    "pick_and_place_simple": ("put a {thing} in {place}", "put some {thing} on {place}"),
+    "look_at_obj_in_light": ("look at {thing} under the {place}", "examine the {thing} with the {place}"),
+    "pick_clean_then_place_in_recep": ("put a clean {thing} in {place}", "clean some {thing} and put it in {place}"),
+    "pick_heat_then_place_in_recep": ("put a hot {thing} in {place}", "heat some {thing} and put it in {place}"),
+    "pick_cool_then_place_in_recep": ("put a cool {thing} in {place}", "cool some {thing} and put it in {place}"),
+    "pick_two_obj_and_place": ("put two {thing} in {place}", "find two {thing} and put them in {place}"),
+}
+
+
+def read_task(words: str) -> Goal:
+    """The goal that a task names. InputError if it is not worded like the package's own tasks."""
+    for task_type, wordings in TASKS.items():
+        for wording in wordings:
+            if match := re.fullmatch(wording.format(thing=r"(\w+)", place=r"(\w+)"), words):
+                return Goal(task_type, match[1], match[2])
+    raise InputError(
+        f"no task of ALFWorld is worded {words[:200]!r}; expected for example 'put a clean mug in cabinet'"
+    )
