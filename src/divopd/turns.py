@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from divopd.errors import TurnFormatError
 
@@ -115,22 +115,23 @@ def group_into_rollouts(turns: Iterable[Turn]) -> list[Rollout]:
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
     """The interchange form of a turn: JSON types only; not-finite numbers stay as Python's json writes them."""
-    return {name: list(value) if isinstance(value, list | tuple) else value for name, value in _items(turn)}
+    return {name: _plain(getattr(turn, name)) for name in FIELDS}
 
 
-def _items(turn: Turn) -> Iterator[tuple[str, Any]]:
-    for name in FIELDS:
-        value = getattr(turn, name)
-        yield name, value.tolist() if hasattr(value, "tolist") else value
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array of another framework
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def turn_from_json(record: object, *, where: str = "turn") -> Turn:
     """Check one JSON object and make it a turn; `where` (file and line) starts the error message."""
     if not isinstance(record, dict):
         raise TurnFormatError(f"{where}: got {_short(record)}, expected a JSON object with the fields of a turn")
+    given = cast(dict[str, Any], record)
     values: dict[str, Any] = {}
     for name, (read, expected) in _READERS.items():
-        value = record.get(name)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        value = given.get(name)
         if value is None and name in _REQUIRED:
             raise TurnFormatError(f"{where}: field {name!r} is missing; expected {expected}")
         if value is None:
@@ -250,14 +251,14 @@ def _number(value: object) -> float:
 
 
 def _list(value: object, allowed: set[type]) -> list[Any]:
-    if not isinstance(value, list) or not {type(item) for item in value} <= allowed:  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, list) or not set(map(type, cast(list[Any], value))) <= allowed:
         raise TypeError
-    return value  # pyright: ignore[reportUnknownVariableType]
+    return cast(list[Any], value)
 
 
 def _ids(value: object) -> list[int]:
     ids = _list(value, {int})
-    if ids and not (0 <= min(ids) and max(ids) < 2**31):
+    if ids and (min(ids) < 0 or max(ids) >= 2**31):
         raise ValueError
     return ids
 

@@ -45,8 +45,8 @@ class DivOPDAdaptive(DivOPD):
 def offline_bound(windows: Iterable[tuple[int, int]], *, batch_size: int, updates: int) -> int:
     """The largest number of rollouts that can get at least one slot each, by any composer.
 
-    A window is (first update at which the rollout is available, last update at which it is not stale). Rollouts are unit
-    jobs and an update has `batch_size` slots, so serving the earliest deadline first is optimal and the bound exact.
+    A window is (first update at which the rollout is available, last update at which it is not stale). Rollouts are
+    unit jobs and an update has `batch_size` slots, so the earliest deadline first is optimal and the bound exact.
     """
     arrivals = sorted(window for window in windows if window[0] < updates)
     waiting: list[int] = []

@@ -27,7 +27,7 @@ class GateOnly(VanillaWide):
 
 
 class TurnOPD(Vanilla):
-    """Arrival order with turn-aware row weights; the explorer adapts the depth of rollouts (SPEC §6.5)."""
+    """B turns in arrival order with turn-aware row weights (SPEC §6.5)."""
 
     def weigh(self, selected: list[Candidate], *, update: int) -> list[float]:
         """T·q with q = (1-α)·n_t/Σn + α/T, normalised to mean 1.

@@ -1,0 +1,3 @@
+from divopd.cli import main
+
+raise SystemExit(main())

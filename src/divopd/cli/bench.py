@@ -1,0 +1,52 @@
+"""`divopd bench`: speed, measured against the plain way in the same run."""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import divopd
+from divopd.errors import InputError, UnknownNameError
+
+HELP = "Measure speed against the plain way or a peer, in one run, and print the ratio (above 1: ours is better)."
+EXAMPLE = "divopd bench composer --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="without a name: list the benchmarks")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    files = {file.stem: file for file in sorted(_folder().glob("*.py"))}
+    if args.name is None:
+        print("\n".join(f"{name:14}{_first_line(file)}" for name, file in files.items()))
+        return 0
+    if args.name not in files:
+        raise UnknownNameError("benchmark", args.name, files)
+    result = _load(files[args.name]).run()
+    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    return 0
+
+
+def _folder() -> Path:
+    """benchmarks/ of the source checkout, or its copy inside an installed package."""
+    package = Path(divopd.__file__).parent
+    for folder in (package / "benchmarks", package.parents[1] / "benchmarks"):
+        if folder.is_dir():
+            return folder
+    raise InputError("the benchmarks are not installed; run them from a source checkout")
+
+
+def _load(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"divopd_bench_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _first_line(file: Path) -> str:
+    return file.read_text(encoding="utf-8").removeprefix('"""').splitlines()[0].rstrip('".')

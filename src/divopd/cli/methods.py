@@ -1,0 +1,47 @@
+"""`divopd methods`: the table of composers."""
+
+import argparse
+import inspect
+import json
+
+from divopd.composers import METHODS, make_composer
+
+HELP = "List the composers: what each one gates, how it orders, what it keeps."
+EXAMPLE = "divopd methods"
+
+EXPLORER_PARTS = {
+    "divopd-r": "with teacher recovery in the explorer",
+    "tcod-f2b": "with a depth curriculum in the explorer",
+    "turnopd": "with adaptive depth in the explorer",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    rows = [_describe(name) for name in METHODS]
+    if args.json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("method", "gate", "pool", "what it does", title="Composers (B = 64, c = 4)", title_justify="left")
+    for row in rows:
+        table.add_row(row["method"], "yes" if row["gated"] else "no", str(row["pool"]), row["what"])
+    Console().print(table)
+    return 0
+
+
+def _describe(name: str) -> dict[str, str | bool | int]:
+    composer = make_composer(name)
+    what = (inspect.getdoc(type(composer)) or "").splitlines()[0].rstrip(".")
+    extra = EXPLORER_PARTS.get(name)
+    return {
+        "method": name,
+        "gated": composer.gated,
+        "pool": composer.pool_size,
+        "what": f"{what}; {extra}" if extra else what,
+    }

@@ -1,0 +1,96 @@
+"""`divopd replay`: composers over a recording, side by side."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from divopd.composers import METHODS, Composer, Decision, make_composer
+from divopd.errors import InputError
+from divopd.replay import Recording, load_recording, replay
+
+HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."
+EXAMPLE = "divopd replay turns.jsonl --method vanilla divopd divopd-adaptive"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recording", type=Path, metavar="RUN|TURNS.jsonl", help="a run's folder, a store, or JSON lines"
+    )
+    parser.add_argument(
+        "--method", nargs="+", action="extend", metavar="NAME", help=f"one or more of: {', '.join(METHODS)}"
+    )
+    parser.add_argument("--updates", type=int, help="how many updates (default: the recording's own number)")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="B", help="turns in a batch (default 64)")
+    parser.add_argument(
+        "--pool-multiplier", type=int, default=4, metavar="C", help="pool size / batch size (default 4)"
+    )
+    parser.add_argument(
+        "--cap", default="4", metavar="K", help="turns a rollout gives in the first pass, or none (default 4)"
+    )
+    parser.add_argument("--max-staleness", type=int, default=2, metavar="D", help="policy versions (default 2)")
+    parser.add_argument("--max-pending-age", type=int, default=8, metavar="W", help="updates (default 8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="for methods that draw (default 0)")
+    parser.add_argument("--json", action="store_true", help="one object an update, with the selected turns")
+    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="also draw the comparison (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--out", type=Path, metavar="RUN", help="also journal the replay of one method as a run, for explain and why"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.updates is not None and args.updates < 1:
+        raise InputError(f"--updates is {args.updates}; expected 1 or more")
+    names = list(dict.fromkeys(args.method or METHODS))
+    settings = {
+        "batch_size": args.batch_size,
+        "pool_multiplier": args.pool_multiplier,
+        "cap": _cap(args.cap),
+        "max_staleness": args.max_staleness,
+        "max_pending_age": args.max_pending_age,
+        "seed": args.seed,
+    }
+    composers = {name: make_composer(name, **settings) for name in names}  # wrong names fail before anything is read
+    recording = load_recording(args.recording)
+    updates = args.updates or recording.updates
+    if "turnopd" in composers:
+        composers["turnopd"] = make_composer("turnopd", **settings, total_updates=updates)
+    if args.json:
+        for name, composer in composers.items():
+            _print_json(recording, composer, updates=updates, label={"method": name} if len(composers) > 1 else {})
+        return 0
+    from divopd.report.comparison import compare, comparison_table, draw_comparison
+
+    comparison = compare(recording, composers, updates=updates)
+    comparison_table(comparison, title=f"{args.recording}: {len(recording.turns)} turns, {updates} updates")
+    if args.figure:
+        draw_comparison(comparison, args.figure)
+        print(f"picture: {args.figure}", file=sys.stderr)
+    return 0
+
+
+def _cap(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdigit():
+        raise InputError(f"--cap is {text!r}; expected a number, or none for no cap")
+    return int(text)
+
+
+def _print_json(recording: Recording, composer: Composer, *, updates: int, label: dict[str, str]) -> None:
+    for update, decision in enumerate(replay(recording, composer, updates=updates)):
+        print(json.dumps({**label, **_as_json(decision, update=update)}))
+
+
+def _as_json(decision: Decision, *, update: int) -> dict[str, Any]:
+    return {
+        "update": update,
+        "selected": [list(c.key) for c in decision.selected],
+        "weights": decision.weights,
+        "pending": len(decision.pending),
+        "stale": len(decision.stale),
+        "aged_out": len(decision.aged_out),
+        "invalid": dict(Counter(c.reason for c in decision.invalid)),
+    }

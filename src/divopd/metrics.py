@@ -1,0 +1,166 @@
+"""The figures of SPEC §9: of a batch, of a run, of a whole recording's use."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, floor, log
+from statistics import fmean, pstdev
+
+from divopd.composers.composer import Candidate
+
+Curve = Sequence[tuple[float, float]]  # (policy version or any cost, success rate in percent), in order
+
+
+# ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """How one batch is composed. Shares are of the batch's prompt + response tokens."""
+
+    rows: int
+    rollouts: int
+    effective_rollouts: float  # 1 / Σ p_r²
+    top1_share: float  # max p_r
+    turns_per_rollout: float
+    dead_share: float  # rows without a valid token
+    kl_per_token: float  # Σ s / Σ |V|
+    age: float  # mean of update - version
+    disagreement_sd: float  # over rollouts, of their summed disagreement
+    tokens: int
+
+
+def batch_figures(selected: Sequence[Candidate], *, update: int) -> BatchFigures:
+    """Figures of a batch; of an empty one all are 0."""
+    if not selected:
+        return BatchFigures(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    tokens: Counter[str] = Counter()
+    disagreement: dict[str, float] = {}
+    for c in selected:
+        tokens[c.rollout] += c.tokens
+        disagreement[c.rollout] = disagreement.get(c.rollout, 0.0) + c.disagreement
+    total = tokens.total()
+    shares = [n / total for n in tokens.values()] if total else [1 / len(tokens)] * len(tokens)
+    valid_tokens = sum(c.valid_tokens for c in selected)
+    return BatchFigures(
+        rows=len(selected),
+        rollouts=len(tokens),
+        effective_rollouts=1 / sum(p * p for p in shares),
+        top1_share=max(shares),
+        turns_per_rollout=len(selected) / len(tokens),
+        dead_share=sum(c.valid_tokens == 0 for c in selected) / len(selected),
+        kl_per_token=sum(disagreement.values()) / valid_tokens if valid_tokens else 0.0,
+        age=fmean(update - c.version for c in selected),
+        disagreement_sd=pstdev(disagreement.values()),
+        tokens=total,
+    )
+
+
+def mean_of_last(values: Sequence[float], share: float = 0.4) -> float:
+    """Mean over the final share of training, as the paper's diagnostics are averaged."""
+    return fmean(values[-max(1, round(share * len(values))) :])
+
+
+# ── a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def peak(rates: Sequence[float]) -> float:
+    """The best evaluation."""
+    return max(rates)
+
+
+def final_five(rates: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of the last five evaluations."""
+    return fmean(rates[-5:]), pstdev(rates[-5:])
+
+
+def best_five(rates: Sequence[float]) -> float:
+    """Mean of the five best evaluations."""
+    return fmean(sorted(rates)[-5:])
+
+
+def nauc(curve: Curve, *, budget: float) -> float:
+    """U⁻¹ ∫ SR dq from 0 to the budget U, linear between evaluations, flat before the first and after the last."""
+    means: dict[float, list[float]] = {}
+    for version, rate in curve:
+        means.setdefault(version, []).append(rate)
+    points = sorted((version, fmean(rates)) for version, rates in means.items())
+    inside = [(v, r) for v, r in points if 0 < v < budget]
+    knots = [(0.0, _interpolate(points, 0.0)), *inside, (budget, _interpolate(points, budget))]
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(knots))
+    return area / budget
+
+
+def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
+    if at <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if at <= x1:
+            return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def target_rate(vanilla_peak: float) -> int:
+    """τ: the largest multiple of 5 at or below vanilla's peak."""
+    return 5 * floor(vanilla_peak / 5)
+
+
+def cost_to_target(curve: Curve, target: float) -> float | None:
+    """The cost at the first evaluation that reaches the target; None if none does."""
+    return next((cost for cost, rate in curve if rate >= target), None)
+
+
+def speedup(vanilla_cost: float | None, method_cost: float | None) -> float | None:
+    """C_vanilla(τ) / C_method(τ); above one favours the method; None where one of them never got there."""
+    return vanilla_cost / method_cost if vanilla_cost is not None and method_cost else None
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The mean of speedups across settings."""
+    return exp(fmean(log(ratio) for ratio in ratios))
+
+
+# ── the use of experience ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """What became of the valid rollouts (those with at least one valid turn)."""
+
+    rollouts: int
+    never_selected: float  # share of them without a trained turn
+    unreachable: float  # the offline bound: the share that no composer could have given a slot
+    gini: float  # of trained turns, over all of them
+    scored_per_trained: float  # tokens of all turns, by tokens of trained ones
+
+
+def utilization(available: Iterable[Candidate], selected: Sequence[Candidate], *, reachable: int) -> Utilization:
+    """Compare the turns that were there with those that were trained; a dead row is not a trained turn."""
+    counts: dict[str, int] = {}
+    scored = 0
+    for c in available:
+        scored += c.tokens
+        if c.reason is None:
+            counts[c.rollout] = 0
+    for c in selected:
+        if c.reason is None:
+            counts[c.rollout] += 1
+    trained = sum(c.tokens for c in selected)
+    size = len(counts)
+    return Utilization(
+        rollouts=size,
+        never_selected=sum(n == 0 for n in counts.values()) / size if size else 0.0,
+        unreachable=1 - reachable / size if size else 0.0,
+        gini=gini(list(counts.values())),
+        scored_per_trained=scored / trained if trained else 0.0,
+    )
+
+
+def gini(counts: Sequence[float]) -> float:
+    """0 when all rollouts gave equally many turns, towards 1 when one gave all."""
+    total = sum(counts)
+    if not total:
+        return 0.0
+    n = len(counts)
+    return 2 * sum(rank * count for rank, count in enumerate(sorted(counts), 1)) / (n * total) - (n + 1) / n

@@ -1,0 +1,95 @@
+"""The replay lab: any composer re-run on recorded experience, so that all of them see the same turns.
+
+A replay never waits: at update q the reader sees the turns with `available_at` ≤ q in recorded order, so a batch may be
+short or empty. Versions are taken as recorded.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+from divopd.composers.adaptive import offline_bound
+from divopd.composers.composer import Candidate, Composer, Decision, candidate_of
+from divopd.errors import InputError
+from divopd.metrics import Utilization, utilization
+from divopd.store import Store, is_store, store_path
+from divopd.turns import Turn, read_turns
+
+UNSEEN = -1  # first_seen of a turn that is still in the queue
+
+
+class Recorded(NamedTuple):
+    """A turn as the recording has it: when it came, how its rollout ended."""
+
+    candidate: Candidate
+    available_at: int
+    success: bool | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Turns in recorded order, and how many updates the recorded run made."""
+
+    turns: list[Recorded]
+    updates: int
+
+
+def load_recording(path: Path | str) -> Recording:
+    """A run's folder, its store, or a JSON-lines file."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such run or recording; expected a run's folder, a store.db or a .jsonl file")
+    if path.is_dir() or is_store(path):
+        with Store.open_read_only(store_path(path)) as store:
+            return recording_of(store.turns(), updates=store.updates)
+    return recording_of(read_turns(path))
+
+
+def recording_of(turns: Iterable[Turn], *, updates: int = 0) -> Recording:
+    """A recording from turns in arrival order; without a number of updates, those in which something could arrive."""
+    recorded = [Recorded(candidate_of(turn, first_seen=UNSEEN), turn.available_at, turn.success) for turn in turns]
+    return Recording(recorded, updates or max((entry.available_at for entry in recorded), default=-1) + 1)
+
+
+def replay(recording: Recording, composer: Composer, *, updates: int | None = None) -> Iterator[Decision]:
+    """One decision an update. The composer's own pending state is not touched."""
+    arriving: dict[int, list[int]] = {}
+    for position, entry in enumerate(recording.turns):
+        arriving.setdefault(entry.available_at, []).append(position)
+    queue: list[int] = []  # a heap: recorded order, also where a recording is not sorted by available_at
+    pending: list[Candidate] = []
+    for update in range(recording.updates if updates is None else updates):
+        for position in arriving.get(update, ()):
+            heappush(queue, position)
+        oldest = composer.oldest_version(update)
+        room = composer.pool_size - sum(c.version >= oldest for c in pending)
+        pool = list(pending)
+        while queue and room > 0:
+            candidate = recording.turns[heappop(queue)].candidate._replace(first_seen=update)
+            pool.append(candidate)
+            room -= candidate.version >= oldest  # a stale turn takes no room; decide() reports it
+        decision = composer.decide(pool, update=update)
+        pending = decision.pending
+        yield decision
+
+
+def bound(recording: Recording, *, batch_size: int, max_staleness: int, updates: int) -> int:
+    """How many valid rollouts any composer could have given a slot (SPEC §4.4)."""
+    windows: dict[str, tuple[int, int]] = {}
+    for candidate, available_at, _ in recording.turns:
+        if candidate.reason is None:
+            first, last = windows.get(candidate.rollout, (available_at, -1))
+            windows[candidate.rollout] = min(first, available_at), max(last, candidate.version + max_staleness)
+    return offline_bound(windows.values(), batch_size=batch_size, updates=updates)
+
+
+def utilization_of(
+    recording: Recording, decisions: list[Decision], *, batch_size: int, max_staleness: int
+) -> Utilization:
+    """What a replay used of the experience that was there for it, beside the bound."""
+    updates = len(decisions)
+    available = [entry.candidate for entry in recording.turns if entry.available_at < updates]
+    reachable = bound(recording, batch_size=batch_size, max_staleness=max_staleness, updates=updates)
+    return utilization(available, [c for d in decisions for c in d.selected], reachable=reachable)
