@@ -1,0 +1,96 @@
+"""Text to token ids such that an environment cannot forge a role.
+
+A prompt is put together from two kinds of pieces. Control pieces (who speaks, where a response ends) come from the
+tokenizer's own chat template and are encoded once, with special tokens. Everything else is plain text: a control token
+that is merely spelled in it stays ordinary characters. Pieces are encoded one by one, so the ids of an earlier piece
+never change when a later one is added.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from divopd.errors import AlignmentError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# what stands for the messages while the template is read; letters only, so that no template trims or escapes them
+_SYSTEM, _USER, _ANSWER, _LATER = "DIVOPDSYSTEM", "DIVOPDUSER", "DIVOPDANSWER", "DIVOPDLATER"
+
+
+class Codec:
+    """A Hugging Face tokenizer as prompts need it. AlignmentError if its chat template is missing or out of order.
+
+    `open_system` + text + `open_user` + text + `open_response` is the first prompt (`open_user_first` + text +
+    `open_response` without a system text); `close_response` stands between a response and the next observation.
+    A response ends with `stop`.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
+        self._tokenizer = tokenizer
+        system, user = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}
+        answer, later = {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _LATER}
+        whole = self._render([system, user, answer, later], (_SYSTEM, _USER, _ANSWER, _LATER))
+        pieces = [self._control_ids(piece) for piece in whole]
+        self.open_system, self.open_user, _, self.close_response, self.open_response = pieces
+        self.open_user_first = self._control_ids(self._render([user], (_USER,))[0])
+        if not self.close_response or not self.open_response:
+            raise AlignmentError(
+                "the chat template puts nothing around a response; expected marks that end and begin it"
+            )
+        self.stop = self.close_response[0]
+        control = self._find_control_tokens([*pieces, self.open_user_first])
+        self._forged = frozenset(control.values())
+        spelled = "|".join(re.escape(text) for text in sorted(control, key=len, reverse=True))
+        self._spelled = re.compile(spelled or "(?!)")
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of plain text. Whatever the text spells, no control token is among them."""
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
+        ids = [id_ for piece in self._cut(clean) for id_ in self._tokenizer.encode(piece, add_special_tokens=False)]
+        # a normaliser may still have made one out of look-alike characters: it is left out
+        return [id_ for id_ in ids if id_ not in self._forged]
+
+    def response_ids(self, text: str) -> list[int]:
+        """A response as a policy would sample it: plain text and the stop token."""
+        return [*self.text_ids(text), self.stop]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response, without control tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """The text in pieces, cut after the first character of each spelled control token."""
+        start = 0
+        for found in self._spelled.finditer(text):
+            yield text[start : found.start() + 1]
+            start = found.start() + 1
+        yield text[start:]
+
+    def _render(self, messages: list[dict[str, str]], marks: Sequence[str]) -> list[str]:
+        """What the template puts before, between and after the messages."""
+        if not self._tokenizer.chat_template:
+            raise AlignmentError("the tokenizer has no chat template; set tokenizer.chat_template before training")
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise AlignmentError(f"the chat template refuses system, user and assistant messages: {error}") from None
+        pieces = re.split("|".join(marks), str(text))
+        if len(pieces) != len(marks) + 1:
+            raise AlignmentError(
+                f"the chat template shows {len(pieces) - 1} of {len(marks)} messages; "
+                "expected system, user and assistant messages, each once and in order"
+            )
+        return pieces
+
+    def _control_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_control_tokens(self, pieces: Sequence[Sequence[int]]) -> dict[str, int]:
+        """Added tokens that are special or that the template uses, by their text; the unknown token is none of them."""
+        used = {id_ for piece in pieces for id_ in piece} | set(self._tokenizer.all_special_ids)
+        used.discard(self._tokenizer.unk_token_id)  # pyright: ignore[reportArgumentType]
+        return {text: id_ for text, id_ in self._tokenizer.get_added_vocab().items() if id_ in used}

@@ -1,0 +1,96 @@
+"""How a prompt looks and how a response is read, as settings."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from divopd.environments.environment import Observation
+from divopd.errors import InputError
+from divopd.prompts.systems import ANSWER_FORM, SYSTEM_TEXTS
+
+MAX_ACTION_CHARS = 1_000
+_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """Settings of prompts and parsing.
+
+    `system`: the system text; empty for none. `history`: `full` keeps every observation and response as they were, so
+    that each prompt literally extends the previous prompt and response (shared prefixes are trained once); a number
+    keeps the last so many actions with their observations, as text, after the first observation; `none` keeps the first
+    observation only. `actions`: whether the allowed actions are listed, where the environment tells them.
+    `answer`: `think` wants `<think>…</think><action>…</action>`, `terse` the bare action. An observation beyond
+    `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked.
+    """
+
+    system: str = ""
+    history: Literal["full", "none"] | int = "full"
+    actions: Literal["listed", "unlisted"] = "listed"
+    answer: Literal["think", "terse"] = "think"
+    max_observation_chars: int = 12_000
+    max_prompt_tokens: int = 10_240
+
+    def __post_init__(self) -> None:
+        named = self.history in ("full", "none")
+        if not named and (isinstance(self.history, str | bool) or self.history < 0):
+            raise InputError(f"prompt history is {self.history!r}; expected full, none, or how many actions to keep")
+        for name in ("max_observation_chars", "max_prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"prompt {name} is {getattr(self, name)}; expected 1 or more")
+
+    @property
+    def kept_actions(self) -> int:
+        """How many past actions a prompt without full history shows."""
+        return self.history if isinstance(self.history, int) else 0
+
+    def parse(self, response: str) -> str | None:
+        """The action in a response, or None if there is none: an invalid action, never an error.
+
+        `think`: the last `<action>…</action>` after the thoughts. `terse`: the first line that is not blank.
+        """
+        if self.answer == "think":
+            answer = response.rpartition("</think>")[2]
+            found = [] if "<think>" in answer else _ACTION.findall(answer)  # a thought that was cut off is no answer
+            action = found[-1] if found else ""
+        else:
+            action = response.strip().partition("\n")[0]
+        action = " ".join(action.split())
+        return action if 0 < len(action) <= MAX_ACTION_CHARS else None
+
+    def render(self, action: str, *, thought: str = "") -> str:
+        """The response that says this action: what `parse` reads back."""
+        return f"<think>{thought}</think><action>{action}</action>" if self.answer == "think" else action
+
+    def describe(self, observation: Observation) -> str:
+        """An observation as the prompt shows it."""
+        text = self.capped(observation.text)
+        if self.actions == "unlisted" or observation.allowed_actions is None:
+            return text
+        listed = self.capped("; ".join(observation.allowed_actions))
+        return f"{text}\n\nAllowed actions: {listed}"
+
+    def capped(self, text: str) -> str:
+        """Text of an environment, cut if it is too long."""
+        limit = self.max_observation_chars
+        return text if len(text) <= limit else f"{text[:limit]} […]"
+
+    def unparsed(self, previous: Observation) -> Observation:
+        """What a student sees after a response without an action: the environment did not move."""
+        form = f" {ANSWER_FORM}" if self.answer == "think" else ""
+        return replace(previous, text=f"There was no action in the answer.{form}", reward=0.0, valid=False)
+
+
+def style_for(environment: str, **changes: Any) -> PromptStyle:
+    """The style of an environment by name, with some settings changed; an unknown name gets a general system text."""
+    terse = changes.get("answer") == "terse"
+    # a small model learns its environment by heart: a text that never changes only costs it tokens
+    system = "" if terse else f"{SYSTEM_TEXTS.get(environment, SYSTEM_TEXTS['other'])}\n\n{ANSWER_FORM}"
+    # ScienceWorld's valid actions are some 12,000 tokens: its system text lists their forms instead
+    actions = "unlisted" if environment == "scienceworld" else "listed"
+    settings: dict[str, Any] = {"system": system, "actions": actions} | changes
+    try:
+        return PromptStyle(**settings)
+    except TypeError:
+        known = ", ".join(PromptStyle.__dataclass_fields__)
+        raise InputError(f"unknown prompt setting among {', '.join(changes)}; known: {known}") from None
