@@ -23,7 +23,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The part of a sequence that belongs to row number `row`; positions in the row and in the sequence are the same."""
+    """What of a sequence belongs to row number `row`; positions are the same in both."""
 
     row: int
     scored: np.ndarray
@@ -64,7 +64,7 @@ def merge_rows(rows: Items[Row]) -> list[Sequence]:
             groups[-1].append(n)
         else:
             groups.append([n])
-    return [_sequence(rows, members) for members in sorted((group for group in groups), key=min)]
+    return [_sequence(rows, members) for members in sorted(groups, key=min)]
 
 
 def _sequence(rows: Items[Row], members: list[int]) -> Sequence:

@@ -82,7 +82,7 @@ class KeyValues:
         query, key, value = qkv
         buffers = self._buffers(layer, key, value)
         if all(new == 1 for new in self.new):
-            return self._attend_one_each(buffers, query, key, value, scale=scale, window=window)
+            return self._attend_one_each(buffers, qkv, scale=scale, window=window)
         outputs, at = [], 0
         for row, (start, new) in enumerate(zip(self.lengths, self.new, strict=True)):
             if not new:
@@ -96,16 +96,10 @@ class KeyValues:
         return torch.cat(outputs, dim=1)
 
     def _attend_one_each(
-        self,
-        buffers: tuple[Tensor, Tensor],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float,
-        window: int | None,
+        self, buffers: tuple[Tensor, Tensor], qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None
     ) -> Tensor:
         """One new token in every row: one product for the whole batch, over the longest row."""
+        query, key, value = qkv
         rows = torch.arange(len(self.lengths), device=query.device)
         last = torch.tensor(self.lengths, device=query.device)
         for buffer, fresh in zip(buffers, (key, value), strict=True):
@@ -135,17 +129,9 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: 
 
 
 def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    *,
-    scaling: float,
-    layout: Layout,
-    **rest: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, *, scaling: float, layout: Layout, **rest: Any
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls; tensors come as (1, heads, tokens, width), the output goes tokens first."""
+    """As transformers calls it: tensors come as (1, heads, tokens, width), the output goes tokens first."""
     output = layout.attend(
         module.layer_idx, (query[0], key[0], value[0]), scale=scaling, window=rest.get("sliding_window")
     )

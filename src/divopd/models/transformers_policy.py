@@ -7,6 +7,7 @@ runs in chunks, so memory grows neither with prompt length × vocabulary nor wit
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.policy import Response
-from divopd.packing import Sequence, Span, micro_batches
+from divopd.packing import Row, Sequence, Span, merge_rows, micro_batches
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -65,8 +66,8 @@ class TransformersPolicy:
             raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
             raise InputError(
-                f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
-                "writes it"
+                f"{folder}: no model there; expected a folder with config.json and safetensors files, as "
+                "save_pretrained writes it"
             )
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
@@ -105,7 +106,7 @@ class TransformersPolicy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def logprobs(self, sequences: Items[Sequence]) -> Tensor:
-        """Differentiable log probabilities of one micro-batch: sequence by sequence, span by span, in position order."""
+        """Differentiable log probabilities of one micro-batch: by sequence, by span, in position order."""
         for sequence in sequences:
             self._refuse_foreign_ids(sequence.ids)
         lengths = [sequence.tokens for sequence in sequences]
@@ -121,33 +122,26 @@ class TransformersPolicy:
         )
 
     def score(self, sequences: Items[Items[int]], spans: Items[Items[tuple[int, int]]]) -> list[list[np.ndarray]]:
-        """Log probabilities of the tokens start … end - 1 of each span of each sequence, each sequence read once."""
-        scores: list[list[np.ndarray]] = [[np.empty(0) for _ in wanted] for wanted in spans]
-        pieces: list[Sequence] = []
-        for number, (ids, wanted) in enumerate(zip(sequences, spans, strict=True)):
-            for start, end in wanted:
-                if not 1 <= start <= end <= len(ids):
-                    raise AlignmentError(
-                        f"sequence {number}: span {start}…{end} of {len(ids)} tokens; it starts at 1 or later"
-                    )
-            filled = [(n, start, end) for n, (start, end) in enumerate(wanted) if end > start]
-            if filled:
-                last = max(end for _, _, end in filled)
-                where = tuple(Span(number * 2**32 + n, np.arange(start, end)) for n, start, end in filled)
-                pieces.append(Sequence(np.asarray(ids[:last], dtype=np.int64), where))
+        """Log probabilities of the tokens start … end - 1 of each span of each sequence, each sequence read once.
+
+        So are sequences that continue one another: a rollout given turn by turn is read once, too.
+        """
+        rows = [_row(ids, span) for ids, wanted in zip(sequences, spans, strict=True) for span in wanted]
+        scores = [np.empty(0)] * len(rows)
         with torch.inference_mode():
-            for batch in micro_batches(pieces, self.max_tokens):
+            for batch in micro_batches(merge_rows(rows), self.max_tokens):
                 for span, values in by_span(batch, self.logprobs(batch).double().cpu()):
-                    scores[span.row >> 32][span.row % 2**32] = values.numpy()
-        return scores
+                    scores[span.row] = values.numpy()
+        left = iter(scores)
+        return [list(islice(left, len(wanted))) for wanted in spans]
 
     def respond(
         self, prompts: Items[Items[int]], *, temperature: float, max_tokens: int, seeds: Items[int]
     ) -> list[Response]:
         """One response per prompt, sampled with its own seed; temperature 0 takes the likeliest token.
 
-        The keys and values of earlier calls are kept while the weights stay the same, so that of a rollout's next prompt
-        only the new tokens are read.
+        Keys and values of earlier calls are kept while the weights stay the same, so that of a rollout's next prompt only
+        the new tokens are read.
         """
         for prompt in prompts:
             self._refuse_foreign_ids(np.asarray(prompt, dtype=np.int64))
@@ -161,9 +155,18 @@ class TransformersPolicy:
         if len(ids) and not (ids.min() >= 0 and ids.max() < size):
             wrong = ids[(ids < 0) | (ids >= size)][0]
             raise AlignmentError(
-                f"token id {wrong} is outside the model's vocabulary of {size}; check that the turns were made with this "
-                "model's tokenizer"
+                f"token id {wrong} is outside the model's vocabulary of {size}; check that the turns were made with "
+                "this model's tokenizer"
             )
+
+
+def _row(ids: Items[int], span: tuple[int, int]) -> Row:
+    start, end = span
+    if not 1 <= start <= end <= len(ids):
+        raise AlignmentError(
+            f"span {start}…{end} of {len(ids)} tokens; expected 1 ≤ start ≤ end ≤ the number of tokens"
+        )
+    return Row(np.asarray(ids[:end], dtype=np.int64), np.arange(start, end))
 
 
 def by_span(batch: Items[Sequence], values: Tensor) -> Iterable[tuple[Span, Tensor]]:
@@ -187,7 +190,7 @@ def _with_lora(model: Any, lora: Lora | None) -> Any:
 def _refuse_other_architectures(model: Any) -> None:
     """Compare two short packed rows with the model's own forward pass of each.
 
-    An architecture that treats its logits specially, or mixes tokens other than by attention, cannot be packed this way.
+    An architecture that treats its logits specially, or mixes tokens other than by attention, cannot be packed so.
     """
     rows = [torch.arange(size, device=next(model.parameters()).device) % model.config.vocab_size for size in (7, 5)]
     model.eval()

@@ -1,0 +1,208 @@
+"""One update: read the batch's rows once, follow the objective's gradient, clip it, take one AdamW step.
+
+Under torchrun the same code runs on every rank with the same turns: FSDP2 shards the weights, each rank computes its
+share of the micro-batches, and the update is that of one rank, to rounding.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import ceil, isfinite
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from divopd.errors import DivopdError, InputError
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.objective import opd_loss, token_weights
+from divopd.packing import Row, make_row, merge_rows, micro_batches
+from divopd.packing import Sequence as TokenSequence
+from divopd.turns import Turn
+from divopd.validity import valid_mask, why_invalid
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How an update is made; the defaults are the paper's.
+
+    `max_tokens` bounds the tokens that one rank computes at a time. `compute` is the type of the products; the weights
+    that are trained stay in float32, because a step of 1e-6 would be lost in bfloat16 ones.
+    """
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    beta: float = 1.0
+    max_tokens: int = 8192
+    compute: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class UpdateFigures:
+    """What the learner knows of one update (SPEC §9)."""
+
+    rows: int
+    dead_rows: int
+    valid_tokens: int
+    tokens: int  # prompt + response of every row, as the paper counts them
+    computed_tokens: int  # those that the model read
+    loss: float
+    kl_per_token: float  # student minus teacher at the learner's own weights
+    gradient_norm: float  # before clipping
+    seconds: dict[str, float]  # pack, forward, backward, step
+
+
+class Learner:
+    """Trains a policy in place. `optimizer` and `policy.model` are what a checkpoint saves."""
+
+    def __init__(self, policy: TransformersPolicy, optimization: Optimization | None = None) -> None:
+        self.policy = policy
+        self.optimization = settings = optimization or Optimization()
+        self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        if self.ranks > 1:
+            shard(policy)
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        for parameter in self.parameters:
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise InputError(
+                    f"the student's weights are {parameter.dtype}; load it in float32 and set compute to bfloat16, "
+                    "so that small steps are not rounded away"
+                )
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+
+    def update(self, turns: Sequence[Turn], weights: Sequence[float] | None = None) -> UpdateFigures:
+        """Train on one batch. An invalid turn is a dead row. If it raises, no weight has changed."""
+        if not turns:
+            raise InputError("an update needs at least one row; got an empty batch")
+        clock = Clock(self.policy.device)
+        with clock.stage("pack"):
+            targets = [_target(turn) for turn in turns]
+            valid = [len(target.row.scored) for target in targets]
+            sequences = merge_rows([target.row for target in targets])
+            batches = self._share(sequences)
+        token_weight = token_weights(valid, weights or [1.0] * len(turns))
+        loss, kl = self._accumulate(batches, targets, token_weight, clock)
+        with clock.stage("step"):
+            norm = self._step()
+        return UpdateFigures(
+            rows=len(turns),
+            dead_rows=valid.count(0),
+            valid_tokens=sum(valid),
+            tokens=sum(turn.tokens for turn in turns),
+            computed_tokens=sum(sequence.tokens for sequence in sequences),
+            loss=loss,
+            kl_per_token=kl / max(sum(valid), 1),
+            gradient_norm=norm,
+            seconds=clock.seconds,
+        )
+
+    def _share(self, sequences: list[TokenSequence]) -> list[tuple[list[TokenSequence], float]]:
+        """This rank's micro-batches, each with the factor of its loss.
+
+        Ranks must take part equally often, so one without work repeats a micro-batch with factor 0. FSDP2 averages the
+        gradients of the ranks where the objective wants their sum, hence the other factor.
+        """
+        total = sum(sequence.tokens for sequence in sequences)
+        rounds = ceil(total / (self.ranks * self.optimization.max_tokens))
+        even = ceil(total / (self.ranks * max(rounds, 1)))
+        batches = micro_batches(sequences, even if self.ranks > 1 else self.optimization.max_tokens)
+        idle = -len(batches) % self.ranks
+        shares = [(batch, float(self.ranks)) for batch in batches] + [(batches[-1], 0.0) for _ in range(idle)]
+        return shares[self.rank :: self.ranks]
+
+    def _accumulate(
+        self,
+        batches: list[tuple[list[TokenSequence], float]],
+        targets: Sequence["Target"],
+        token_weight: Sequence[float],
+        clock: "Clock",
+    ) -> tuple[float, float]:
+        """Leave the gradient in the parameters; return the loss and the summed student-minus-teacher log probability."""
+        device = self.policy.device
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.optimizer.zero_grad()
+        self.policy.scorer.train()
+        for batch, factor in batches:
+            spans = [span for sequence in batch for span in sequence.spans]
+            teacher = torch.from_numpy(np.concatenate([targets[span.row].teacher for span in spans])).to(device)
+            weight = np.repeat([token_weight[span.row] for span in spans], [len(span.scored) for span in spans])
+            with clock.stage("forward"), self._autocast():
+                logprobs = self.policy.logprobs(batch)
+                teacher, weight = teacher.to(logprobs.dtype), torch.from_numpy(weight).to(logprobs)
+                loss = opd_loss(logprobs, teacher=teacher, weights=weight, beta=self.optimization.beta)
+            with clock.stage("backward"):
+                (factor * loss).backward()
+            if factor:
+                sums += torch.stack([loss.detach(), (logprobs.detach() - teacher).sum()])
+        self.policy.scorer.eval()
+        if self.ranks > 1:
+            dist.all_reduce(sums)
+        loss_sum, kl_sum = sums.tolist()
+        return loss_sum, kl_sum
+
+    def _step(self) -> float:
+        """Clip and take one step; the gradient's norm before clipping."""
+        for parameter in self.parameters:
+            if parameter.grad is None:  # a batch of dead rows has the gradient 0, and is a step all the same
+                parameter.grad = torch.zeros_like(parameter)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optimization.max_grad_norm)
+        size = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if not isfinite(size):
+            raise DivopdError(
+                f"the gradient's norm is {size}: no weight was changed; look for broken values in the batch"
+            )
+        self.optimizer.step()
+        return size
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.optimization.compute == "float32":
+            return nullcontext()
+        return torch.autocast(self.policy.device.type, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A turn as the loss sees it: its row, and the teacher's log probabilities at the scored positions."""
+
+    row: Row
+    teacher: np.ndarray
+
+
+def _target(turn: Turn) -> Target:
+    if why_invalid(turn) is not None:
+        return Target(make_row((), ()), np.empty(0))
+    row = make_row(turn.prompt_ids, turn.response_ids, valid_mask(turn))
+    teacher = np.asarray(turn.teacher_logprobs, dtype=np.float64)
+    return Target(row, teacher[row.scored - len(turn.prompt_ids)])
+
+
+def shard(policy: TransformersPolicy) -> None:
+    """Split the weights over the ranks with FSDP2: one group per layer, one for the rest."""
+    for layer in policy.model.get_decoder().layers:
+        fully_shard(layer)
+    fully_shard(policy.scorer)
+
+
+class Clock:
+    """Adds up seconds by stage, waiting for the device so that work is counted where it is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = {"pack": 0.0, "forward": 0.0, "backward": 0.0, "step": 0.0}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[name] += perf_counter() - start
