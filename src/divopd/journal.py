@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from divopd.composers.composer import Candidate, Composer, Decision
-from divopd.turns import Fate, Turn
+from divopd.turns import Fate, FateKind, Turn
 from divopd.validity import Reason
 
 Key = tuple[str, int]
@@ -111,6 +111,16 @@ def entry_of(decision: Decision, *, update: int, composer: Composer, watermark: 
         invalid=[(c.rollout, c.turn, str(c.reason)) for c in decision.invalid],
         aged_out=[c.key for c in decision.aged_out],
     )
+
+
+def exits_of(decision: Decision) -> dict[FateKind, list[Candidate]]:
+    """The candidates that leave the pool at this update, by their fate."""
+    return {
+        "trained": decision.selected,
+        "stale": decision.stale,
+        "invalid": decision.invalid,
+        "aged_out": decision.aged_out,
+    }
 
 
 def encode_entry(entry: JournalEntry) -> tuple[bytes, bytes]:

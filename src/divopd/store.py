@@ -13,9 +13,18 @@ from typing import Any, Literal
 
 from divopd.composers.composer import Composer, Decision, candidate_of
 from divopd.errors import ConflictError, FencedError, InputError, QueueFullError, StoreError, TurnFormatError
-from divopd.journal import JournaledBatch, JournalEntry, Key, StoredTurn, encode_entry, entry_of, to_json_bytes
+from divopd.journal import (
+    JournaledBatch,
+    JournalEntry,
+    Key,
+    StoredTurn,
+    encode_entry,
+    entry_of,
+    exits_of,
+    to_json_bytes,
+)
 from divopd.payload import digest_of, encode_turn
-from divopd.store_reader import FigureKind, StoreReader, entry_digest, rollout_digest
+from divopd.store_reader import FigureKind, StoreReader, entry_digest, rollout_digest, seal
 from divopd.store_schema import connect, create_file, is_store, store_path
 from divopd.turns import Rollout, Turn, turn_from_json
 
@@ -103,8 +112,8 @@ class Store(StoreReader):
 
     def _insert(self, rollout: Rollout, available_at: int, digest: bytes, rows: list[tuple[Any, ...]]) -> None:
         number = self._db.execute(
-            "INSERT INTO rollouts (id, task, version, available_at, turns, digest) VALUES (?, ?, ?, ?, ?, ?)",
-            (rollout.id, rollout.task, rollout.version, available_at, len(rows), digest),
+            "INSERT INTO rollouts (id, task, version, available_at, turns, digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (rollout.id, rollout.task, rollout.version, available_at, len(rows), digest, seal(digest, available_at)),
         ).lastrowid
         first = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'turns'", default=0) + 1
         self._db.executemany(
@@ -170,14 +179,8 @@ class Store(StoreReader):
             raise FencedError(f"{self.path}: learner {epoch} was replaced by learner {current}; stop this one")
 
     def _write_fates(self, decision: Decision, pool: dict[Key, StoredTurn], update: int) -> None:
-        exits = {
-            "trained": decision.selected,
-            "stale": decision.stale,
-            "invalid": decision.invalid,
-            "aged_out": decision.aged_out,
-        }
         rows: list[tuple[str, int | None, int, int]] = [
-            (fate, update, c.first_seen, pool[c.key].arrival) for fate, left in exits.items() for c in left
+            (fate, update, c.first_seen, pool[c.key].arrival) for fate, left in exits_of(decision).items() for c in left
         ]
         fresh = (c for c in decision.pending if pool[c.key].first_seen is None)
         rows += [("pending", None, update, pool[c.key].arrival) for c in fresh]
@@ -198,13 +201,16 @@ class Store(StoreReader):
     def record_figures(self, kind: FigureKind, number: int, figures: dict[str, Any]) -> None:
         """Keep the figures of an update, or of the evaluation of a policy version; recorded again, the last counts."""
         with self._transaction():
-            row = (kind, number, to_json_bytes(figures))
-            self._db.execute("INSERT OR REPLACE INTO figures (kind, number, json) VALUES (?, ?, ?)", row)
+            text = to_json_bytes(figures)
+            row = (kind, number, text, seal(text, kind, number))
+            self._db.execute("INSERT OR REPLACE INTO figures (kind, number, json, digest) VALUES (?, ?, ?, ?)", row)
 
     def record_event(self, kind: str, event: dict[str, Any]) -> None:
         """Append what happened (a start, a wait, a lost environment) to the log of the run."""
         with self._transaction():
-            self._db.execute("INSERT INTO events (kind, json) VALUES (?, ?)", (kind, to_json_bytes(event)))
+            text = to_json_bytes(event)
+            row = (kind, text, seal(text, kind))
+            self._db.execute("INSERT INTO events (kind, json, digest) VALUES (?, ?, ?)", row)
 
 
 def _row_of(turn: Turn) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ _PAYLOAD = f"""SELECT t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTE
 
 
 def read_fresh(
-    queue: Iterable[StoredTurn], *, composer: Composer, update: int, pending: Iterable[StoredTurn]
+    queue: Iterable[StoredTurn], *, composer: Composer, update: int, pending: Iterable[StoredTurn | Candidate]
 ) -> list[StoredTurn]:
     """The reader of SPEC §4.2 step 2: turns in arrival order until the pool is full or none is left.
 
@@ -176,31 +176,35 @@ class StoreReader:
             if problem != "ok":
                 raise NotAStoreError(f"{self.path}: the store is damaged ({problem}); restore it from a copy")
             rows = self._db.execute(
-                "SELECT r.id, r.task, r.version, r.turns, r.digest, t.turn, t.digest "
+                "SELECT r.id, r.task, r.version, r.available_at, r.turns, r.digest, r.seal, t.turn, t.digest "
                 "FROM rollouts r LEFT JOIN turns t ON t.rollout = r.number ORDER BY r.number, t.turn"
             )
-            for (name, task, version, declared, digest), group in groupby(rows, key=lambda row: row[:5]):
-                turns = [row[5:] for row in group if row[5] is not None]
+            for (name, task, version, available_at, declared, *digests), group in groupby(
+                rows, key=lambda row: row[:7]
+            ):
+                turns = [row[7:] for row in group if row[7] is not None]
                 if len(turns) != declared:
                     raise LedgerError(
                         f"rollout {name!r} declared {declared} turns, but the store has {len(turns)} of them"
                     )
-                if rollout_digest(name, task, version, turns) != digest:
+                digest = rollout_digest(name, task, version, turns)
+                if digests != [digest, seal(digest, available_at)]:
                     raise NotAStoreError(f"{self.path}: rollout {name!r} is not as it was put; restore it from a copy")
 
     # ── notes beside the ledger ───────────────────────────────────────────────────────────────────────────────────
 
     def figures(self, kind: FigureKind) -> dict[int, dict[str, Any]]:
         """All recorded figures of a kind, by update or by policy version."""
-        query = "SELECT number, json FROM figures WHERE kind = ? ORDER BY number"
+        query = "SELECT number, json, digest FROM figures WHERE kind = ? ORDER BY number"
         with self.snapshot():
-            return {number: self._json(text) for number, text in self._db.execute(query, (kind,))}
+            rows = self._db.execute(query, (kind,))
+            return {number: self._json(text, digest, kind, number) for number, text, digest in rows}
 
     def events(self) -> list[tuple[str, dict[str, Any]]]:
         """All events in the order in which they were recorded."""
         with self.snapshot():
-            rows = self._db.execute("SELECT kind, json FROM events ORDER BY number")
-            return [(kind, self._json(text)) for kind, text in rows]
+            rows = self._db.execute("SELECT kind, json, digest FROM events ORDER BY number")
+            return [(kind, self._json(text, digest, kind)) for kind, text, digest in rows]
 
     # ── inside a transaction ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,8 +228,10 @@ class StoreReader:
     def _stored(self, query: str, *values: Any) -> list[StoredTurn]:
         return [_stored_turn(row) for row in self._db.execute(query, values)]
 
-    def _json(self, text: bytes) -> Any:
+    def _json(self, text: bytes, digest: bytes, *about: object) -> Any:
         try:
+            if seal(text, *about) != digest:
+                raise ValueError
             return json.loads(text)
         except (ValueError, RecursionError):
             raise NotAStoreError(f"{self.path}: a record in it is damaged; restore it from a copy") from None
@@ -285,6 +291,11 @@ def rollout_digest(name: str, task: str, version: int, turns: Iterable[tuple[int
     for number, digest in turns:
         parts += [str(number).encode(), digest]
     return digest_of(*parts)
+
+
+def seal(content: bytes, *about: object) -> bytes:
+    """Stands for a content together with what is said about it."""
+    return digest_of(content, *(str(part).encode() for part in about))
 
 
 def entry_digest(before: bytes, update: int, watermark: int, settings: bytes, record: bytes) -> bytes:

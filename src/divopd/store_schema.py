@@ -30,7 +30,8 @@ TABLES = (
         version INTEGER NOT NULL,
         available_at INTEGER NOT NULL,
         turns INTEGER NOT NULL,                 -- the declared number: a torn put cannot pass for a short rollout
-        digest BLOB NOT NULL
+        digest BLOB NOT NULL,                   -- of the content: the same rollout put again has the same
+        seal BLOB NOT NULL                      -- of the digest and what put added to it
     ) STRICT""",
     """CREATE TABLE turns (
         arrival INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused
@@ -56,8 +57,19 @@ TABLES = (
         record BLOB NOT NULL,                   -- JSON: keys in order, weights, passes, exits with reasons
         digest BLOB NOT NULL                    -- of this row and, through the digest before it, of all rows before
     ) STRICT""",
-    "CREATE TABLE figures (kind TEXT, number INTEGER, json BLOB NOT NULL, PRIMARY KEY (kind, number)) STRICT",
-    "CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, json BLOB NOT NULL) STRICT",
+    """CREATE TABLE figures (
+        kind TEXT,
+        number INTEGER,
+        json BLOB NOT NULL,
+        digest BLOB NOT NULL,
+        PRIMARY KEY (kind, number)
+    ) STRICT""",
+    """CREATE TABLE events (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        kind TEXT NOT NULL,
+        json BLOB NOT NULL,
+        digest BLOB NOT NULL
+    ) STRICT""",
 )
 
 
@@ -81,15 +93,16 @@ def create_file(path: Path, *, max_queued: int | None) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.unlink(missing_ok=True)  # of a process that had this number and was killed
-        with translated_errors(path):
-            _fill(partial, max_queued)
+        _fill(partial, max_queued)
         _sync(partial)
         os.link(partial, path)  # unlike a rename it refuses to replace what is there
         _sync(path.parent)
     except FileExistsError:
         raise ConflictError(f"{path} exists already; open it, or choose another place for the new store") from None
-    except OSError as error:
-        raise StoreError(f"{path}: cannot create a store there ({error.strerror})") from None
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"{path}: cannot create a store there ({error}); see that the folder exists and is writable"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -105,10 +118,8 @@ def connect(path: Path, *, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
             connection.execute("PRAGMA foreign_keys = ON")
-            found = [
-                sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")
-            ]
-            if found != list(TABLES):
+            schema = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"
+            if [sql for (sql,) in connection.execute(schema)] != list(TABLES):
                 raise NotAStoreError(f"{path}: its tables are not those of a divopd store of format {FORMAT}")
         except BaseException:
             connection.close()
@@ -121,11 +132,11 @@ def translated_errors(path: Path) -> Generator[None]:
     """Turn SQLite's errors into ours."""
     try:
         yield
+    except sqlite3.ProgrammingError:  # a closed store, or another thread's: the caller's mistake
+        raise
     except sqlite3.OperationalError as error:  # locked, disk full, I/O error: the store itself may be sound
-        raise StoreError(
-            f"{path}: {error}; what was acknowledged is still there, retry when the cause is gone"
-        ) from None
-    except sqlite3.Error as error:
+        raise StoreError(f"{path}: {error}; what was acknowledged is kept, retry when the cause is gone") from None
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # text that is no text, also in SQLite's own messages
         raise NotAStoreError(f"{path}: the store is damaged ({error}); restore it from a copy") from None
 
 
