@@ -59,10 +59,9 @@ def shorten(path: list[str], *, start_room: str, limit: int = HORIZON) -> list[P
 class GoldExpert:
     """Follows the shortened gold path of the environment's task, also when other actions come in between.
 
-    Ask `act` at every state and tell it with `took` what was really done: it proposes the same action until that
-    was done, goes back to the room where it belongs first, answers the simulator's questions, waits for what has not
-    grown yet, and chooses the box that a measured temperature asks for. It cannot mend a world that other actions
-    have spoiled.
+    It proposes the same action until that was done, goes back to the room where it belongs first, answers the
+    simulator's questions, waits for what has not grown yet, and chooses the box that a measured temperature asks for.
+    It cannot mend a world that other actions have spoiled.
     """
 
     def __init__(self, environment: ScienceWorld) -> None:
@@ -77,19 +76,30 @@ class GoldExpert:
         self._path = shorten(self._environment.gold_path(), start_room=self._room)
         self._next = 0
         self._from_path: str | None = None  # the proposal, if doing it means a step ahead on the path
-        self._advanced = False
+        self._taken = ""
         self._box: str | None = None
 
     def act(self, observation: Observation) -> str:
-        """The expert's action at this state."""
+        """The expert's action at this state; taken to be done unless `took` says otherwise."""
+        advanced = self._taken == self._from_path
+        self._next += advanced
+        self._from_path = None
         self._room = _room_in(observation.text) or self._room
         self._box = _box_for(self._task_text, observation.text) or self._box
-        self._from_path = None
+        if advanced and not observation.valid and self._path[self._next - 1].action.startswith("focus on "):
+            self._next -= 1  # not there yet: things grow while one waits
+            self._taken = "wait1"
+        else:
+            self._taken = self._decide(observation)
+        return self._taken
+
+    def took(self, action: str) -> None:
+        """The action that was really taken at the state that `act` was last asked about."""
+        self._taken = action
+
+    def _decide(self, observation: Observation) -> str:
         if observation.text.startswith("Ambiguous request"):
             return self._propose(self._path[self._next].action) if self._ahead_is_answer() else "0"
-        if self._advanced and not observation.valid and self._path[self._next - 1].action.startswith("focus on "):
-            self._next, self._advanced = self._next - 1, False  # not there yet: things grow while one waits
-            return "wait1"
         while self._ahead_is_answer():
             self._next += 1  # an answer to a question that was not asked this time
         if self._next == len(self._path):
@@ -98,11 +108,6 @@ class GoldExpert:
         if ahead.room != self._room and not ahead.action.startswith("teleport to "):
             return f"teleport to {ahead.room}"
         return self._propose(_into_box(ahead.action, self._box))
-
-    def took(self, action: str) -> None:
-        """What was really done at the state that `act` was asked about."""
-        self._advanced = action == self._from_path
-        self._next += self._advanced
 
     def _ahead_is_answer(self) -> bool:
         return self._next < len(self._path) and self._path[self._next].action.isdecimal()

@@ -1,0 +1,47 @@
+"""An environment in thirty lines: a corridor of rooms, and a lamp to switch on in one of them."""
+
+from divopd.environments import Observation
+
+
+class CountingRoom:
+    """A task such as `7-3` starts in room 7 and wants the lamp of room 3."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        pairs = [f"{start}-{goal}" for start in range(10) for goal in range(10) if start != goal]
+        return [pair for number, pair in enumerate(pairs) if (number % 5 == 0) == (split == "test")]
+
+    @staticmethod
+    def expert() -> "Walker":
+        return Walker()
+
+    def reset(self, task: str) -> Observation:
+        self.room, self.goal = (int(number) for number in task.split("-"))
+        return self._observe(f"Your task: switch on the lamp of room {self.goal}.")
+
+    def step(self, action: str) -> Observation:
+        if action == "switch":
+            done = self.room == self.goal
+            return Observation("Light!" if done else "Wrong room.", done=True, success=done, reward=float(done))
+        moved = {"up": 1, "down": -1}.get(action)
+        if moved is None or not 0 <= self.room + moved < 10:
+            return self._observe("Nothing happens.", valid=False)
+        self.room += moved
+        return self._observe("You walk.")
+
+    def _observe(self, text: str, *, valid: bool = True) -> Observation:
+        return Observation(f"{text} You are in room {self.room}.", ["up", "down", "switch"], valid=valid)
+
+
+class Walker:
+    """The expert: it acts on what it has read, at any state, so that a student can imitate it."""
+
+    def reset(self, observation: Observation) -> None:
+        self.goal = int(observation.text.split("lamp of room ")[1][0])
+
+    def act(self, observation: Observation) -> str:
+        room = int(observation.text.split("You are in room ")[1][0])
+        return "switch" if room == self.goal else "up" if room < self.goal else "down"
+
+    def took(self, action: str) -> None:
+        """It needs no memory: the observation says all."""

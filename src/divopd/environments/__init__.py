@@ -1,0 +1,184 @@
+"""The environments by name: where they come from, what they need, and how their tasks are split (SPEC §8).
+
+    environment = make_environment("alfworld-small")
+    observation = environment.reset(tasks("alfworld-small", "train")[0])
+
+Nothing is imported before it is used. A name such as `rooms.py:CountingRoom` or `package.module:Class` is a user's own
+environment: a class with `reset` and `step`, and a static method `tasks(split)` that lists its tasks.
+"""
+
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from divopd.environments.environment import Environment, Observation
+from divopd.environments.expert import Expert
+from divopd.errors import UnknownNameError
+
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "EnvironmentEntry",
+    "Expert",
+    "Observation",
+    "find_entry",
+    "make_environment",
+    "make_expert",
+    "missing_parts",
+    "tasks",
+]
+
+
+@dataclass(frozen=True)
+class EnvironmentEntry:
+    """One line of the table. `source` is the class in sources.py that makes it; `settings` are given to that class."""
+
+    summary: str
+    source: str
+    splits: tuple[str, ...]
+    evaluation_split: str
+    horizon: int  # turns of a rollout
+    evaluation_tasks: int  # an evaluation plays the first so many tasks of its split
+    settings: dict[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    checks: dict[str, str] = field(
+        default_factory=dict
+    )  # what else must be there: the function in sources.py that looks
+    install: str = "nothing to install"
+
+
+ENVIRONMENTS = {
+    "alfworld": EnvironmentEntry(
+        "ALFWorld's official games in the native engine",
+        source="Alfworld",
+        settings={"games": "official"},
+        splits=("train", "valid_seen", "valid_unseen", "valid_train"),
+        evaluation_split="valid_seen",
+        horizon=30,
+        evaluation_tasks=140,
+        checks={"official games": "has_alfworld_games"},
+        install="pip install 'divopd[alfworld]' && alfworld-download, then set ALFWORLD_DATA to the folder it made",
+    ),
+    "alfworld-small": EnvironmentEntry(
+        "ALFWorld games generated in small homes",
+        source="Alfworld",
+        settings={"games": "small"},
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=30,
+        evaluation_tasks=140,
+    ),
+    "alfworld-large": EnvironmentEntry(
+        "ALFWorld games generated in homes of the official size",
+        source="Alfworld",
+        settings={"games": "large"},
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=30,
+        evaluation_tasks=140,
+    ),
+    "scienceworld": EnvironmentEntry(
+        "ScienceWorld in the real simulator",
+        source="ScienceWorldTasks",
+        splits=("train", "held-out"),
+        evaluation_split="held-out",
+        horizon=30,
+        evaluation_tasks=256,
+        modules=("scienceworld",),
+        checks={"java": "has_java"},
+        install="pip install 'divopd[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+    ),
+    "webshop": EnvironmentEntry(
+        "WebShop on its official product files",
+        source="Shopping",
+        settings={"catalogue": "official"},
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=15,
+        evaluation_tasks=128,
+        modules=("bm25s", "Stemmer", "rapidfuzz"),
+        checks={"official products": "has_webshop_products"},
+        install="pip install 'divopd[webshop]', then set DIVOPD_DATA to a folder with the product files in webshop/",
+    ),
+    "webshop-small": EnvironmentEntry(
+        "WebShop with a synthetic catalogue and short pages",
+        source="Shopping",
+        settings={"catalogue": "synthetic", "pages": "short"},
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=15,
+        evaluation_tasks=128,
+        modules=("bm25s", "Stemmer", "rapidfuzz"),
+        install="pip install 'divopd[webshop]'",
+    ),
+    "gym": EnvironmentEntry(
+        "any Gymnasium text environment (setting: id)",
+        source="Gym",
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=30,
+        evaluation_tasks=128,
+        modules=("gymnasium",),
+        install="pip install 'divopd[gym]'",
+    ),
+    "openenv": EnvironmentEntry(
+        "an OpenEnv server (setting: url)",
+        source="OpenEnv",
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=30,
+        evaluation_tasks=128,
+        modules=("openenv",),
+        install="pip install 'divopd[openenv]'",
+    ),
+}
+
+
+def find_entry(name: str) -> EnvironmentEntry:
+    """The line of the table, or one made for a user's own environment; UnknownNameError if it is neither."""
+    if name in ENVIRONMENTS:
+        return ENVIRONMENTS[name]
+    if ":" not in name:
+        raise UnknownNameError("environment", name, [*ENVIRONMENTS, "FILE.py:CLASS"])
+    own = ("train", "test")
+    return EnvironmentEntry("your own", "Own", own, "test", 30, 128, settings={"path": name})
+
+
+def make_environment(name: str, **settings: Any) -> Environment:
+    """A new environment. Several may be made and used side by side, each by one thread at a time."""
+    return _source(name, settings).environment()
+
+
+def make_expert(name: str, environment: Environment) -> Expert:
+    """The expert for an environment that `make_environment(name)` made; InputError if there is none."""
+    return _source(name, {}).expert(environment)
+
+
+def tasks(name: str, split: str, **settings: Any) -> list[str]:
+    """The tasks of a split in training or evaluation order: the same on any machine and with any hash seed."""
+    entry = find_entry(name)
+    if split not in entry.splits:
+        raise UnknownNameError(f"split of {name}", split, entry.splits)
+    return _source(name, settings).tasks(split)
+
+
+def missing_parts(name: str) -> list[str]:
+    """What has to be installed or downloaded before the environment runs; empty if it is ready."""
+    entry = find_entry(name)
+    missing = [module for module in entry.modules if find_spec(module) is None]
+    return missing + [what for what, check in entry.checks.items() if not _in_sources(check)()]
+
+
+def _source(name: str, settings: dict[str, Any]) -> Any:
+    entry = find_entry(name)
+    make = _in_sources(entry.source)
+    known = [option.name for option in fields(make)]
+    for setting in settings:
+        if setting not in known:
+            raise UnknownNameError(f"setting of {name}", setting, known)
+    return make(**entry.settings | settings)
+
+
+def _in_sources(name: str) -> Any:
+    return getattr(import_module("divopd.environments.sources"), name)
