@@ -63,7 +63,7 @@ class MemoryStore:
         self.pending = decision.pending
         entry = JournalEntry(
             update=update,
-            settings=vars(composer.settings).copy(),
+            settings=composer.settings,
             watermark=self.read,
             selected=[c.key for c in decision.selected],
             weights=decision.weights,

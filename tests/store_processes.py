@@ -20,6 +20,7 @@ from divopd.store import Store
 from divopd.turns import Rollout, Turn, turn_to_json
 
 UPDATES_PER_CHECKPOINT = 3
+WORK_UPDATES = 6
 
 
 def make_rollout(name: str, *, version: int = 0, turns: int | None = None, task: str = "heat an egg") -> Rollout:
@@ -100,7 +101,7 @@ def learn(run: Path, name: str) -> None:
     log, composer = Log(run / f"{name}.log"), make_test_composer()
     with Store.open(run) as store:
         epoch = store.begin_learner()
-        update, weights = load_checkpoint(run)
+        update, weights = resume(store, epoch)
         log.write("resume", update, store.resume_point())
         while not (run / "stop").exists():
             if update < store.updates:
@@ -116,6 +117,14 @@ def learn(run: Path, name: str) -> None:
                 save_checkpoint(run, update, weights)
                 store.acknowledge(update - 1, epoch=epoch)
                 log.write("settled", update - 1, store.settle(update - 1, epoch=epoch))
+
+
+def resume(store: Store, epoch: int) -> tuple[int, str]:
+    """Go on from the checkpoint; its acknowledgement may have been lost with the process that wrote it."""
+    update, weights = load_checkpoint(store.path.parent)
+    if update:
+        store.acknowledge(update - 1, epoch=epoch)
+    return update, weights
 
 
 def load_checkpoint(run: Path) -> tuple[int, str]:
@@ -139,8 +148,8 @@ def work(run: Path, name: str) -> None:
     store_file = run / "store.db"
     with Store.open(run) if store_file.exists() else Store.create(store_file) as store:
         log.write("open")
-        update, weights = load_checkpoint(run)
-        for count in range(6):
+        update, weights = resume(store, store.begin_learner())
+        for count in range(update, WORK_UPDATES):
             identity = f"{name}.{count}"
             version = {line[1]: line[2] for line in read_log(run / f"{name}.log") if line[0] == "try"}.get(identity)
             if version is None:

@@ -4,7 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from divopd.composers.composer import Candidate, Composer, Decision
+from divopd.composers.composer import Candidate, Composer, Decision, Settings
+from divopd.errors import InputError
 from divopd.turns import Fate, FateKind, Turn
 from divopd.validity import Reason
 
@@ -66,7 +67,7 @@ class JournalEntry:
     """One composed batch: all that was decided, by which settings, and how far the queue had been read."""
 
     update: int
-    settings: dict[str, Any]
+    settings: Settings
     watermark: int  # arrival number of the last turn read
     selected: list[Key]
     weights: list[float]
@@ -102,7 +103,7 @@ def entry_of(decision: Decision, *, update: int, composer: Composer, watermark: 
     """The journal entry of a decision."""
     return JournalEntry(
         update=update,
-        settings=asdict(composer.settings),
+        settings=composer.settings,
         watermark=watermark,
         selected=[c.key for c in decision.selected],
         weights=list(decision.weights),
@@ -131,7 +132,7 @@ def encode_entry(entry: JournalEntry) -> tuple[bytes, bytes]:
         "invalid": entry.invalid,
         "aged_out": entry.aged_out,
     }
-    return to_json_bytes(entry.settings), to_json_bytes(record)
+    return to_json_bytes(asdict(entry.settings)), to_json_bytes(record)
 
 
 def decode_entry(settings: bytes, record: bytes, *, update: int, watermark: int) -> JournalEntry:
@@ -141,7 +142,7 @@ def decode_entry(settings: bytes, record: bytes, *, update: int, watermark: int)
         selected = [(_key(row[:2]), float(row[2]), int(row[3])) for row in fields["selected"]]
         return JournalEntry(
             update=update,
-            settings=dict(json.loads(settings)),
+            settings=Settings(**json.loads(settings)),
             watermark=watermark,
             selected=[key for key, _, _ in selected],
             weights=[weight for _, weight, _ in selected],
@@ -150,7 +151,7 @@ def decode_entry(settings: bytes, record: bytes, *, update: int, watermark: int)
             invalid=[(*_key(row[:2]), str(row[2])) for row in fields["invalid"]],
             aged_out=[_key(row) for row in fields["aged_out"]],
         )
-    except (TypeError, KeyError, IndexError, RecursionError) as error:
+    except (TypeError, KeyError, IndexError, RecursionError, InputError) as error:
         raise ValueError(f"not a journal entry ({error})") from None
 
 

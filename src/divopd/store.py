@@ -150,7 +150,10 @@ class Store(StoreReader):
         return self.batch(update)
 
     def acknowledge(self, update: int, *, epoch: int) -> None:
-        """Say that a durable checkpoint contains this update: a resume goes on after it."""
+        """Say that a durable checkpoint contains this update: a resume goes on after it.
+
+        A learner says so again when it resumes: the word may have been lost with the one that wrote the checkpoint.
+        """
         with self._transaction():
             self._check_epoch(epoch)
             self._check_journaled(update)

@@ -13,7 +13,8 @@ from divopd.errors import InputError, LedgerError, NotAStoreError, StoreError
 from divopd.journal import Account, JournaledBatch, JournalEntry, Key, ResumePoint, StoredTurn, decode_entry
 from divopd.payload import MAX_PAYLOAD_BYTES, decode_turn, digest_of
 from divopd.store_schema import connect, store_path, translated_errors
-from divopd.turns import Fate, Turn
+from divopd.turns import ROLLOUT_ID, Fate, Turn
+from divopd.validity import REASONS
 
 CHUNK = 256  # rows read at a time where all turns are visited
 FigureKind = Literal["update", "evaluation"]
@@ -21,6 +22,7 @@ Self = TypeVar("Self", bound="StoreReader")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, r.version, r.available_at, t.reason, t.disagreement, t.tokens,
     t.valid_tokens, t.first_seen, t.fate, t.fate_update"""
+_FATES = frozenset(Account._fields[1:])
 # CROSS JOIN fixes the order of the loops: the first table leads
 _BY_ARRIVAL = f"SELECT {_LIGHT} FROM turns t CROSS JOIN rollouts r ON r.number = t.rollout "
 _BY_ROLLOUT = f"SELECT {_LIGHT} FROM rollouts r CROSS JOIN turns t ON t.rollout = r.number "
@@ -98,7 +100,7 @@ class StoreReader:
         """A journalled batch, whole and in order: the same every time it is asked for."""
         with self.snapshot():
             entry, digest = self._entry(update)
-            chosen = [self._find(key) for key in entry.selected]
+            chosen = self.find(entry.selected)
             turns = [self._whole(turn) for turn in chosen]
         return JournaledBatch(entry, digest.hex(), turns, [turn.candidate(update=update) for turn in chosen])
 
@@ -146,6 +148,18 @@ class StoreReader:
         if not found:
             raise InputError(f"{self.path}: no rollout {rollout!r} in it; `divopd explain RUN UPDATE` shows some ids")
         return found
+
+    def find(self, keys: Iterable[Key]) -> list[StoredTurn]:
+        """The turns of these keys, which the journal knows, without tokens."""
+        query = _BY_ROLLOUT + "WHERE r.id = ? AND t.turn = ?"
+        with self.snapshot():
+            found = {key: self._stored(query, *key) for key in keys}
+        for (rollout, turn), rows in found.items():
+            if not rows:
+                raise NotAStoreError(
+                    f"{self.path}: rollout {rollout!r} turn {turn} is in the journal, not in the store"
+                )
+        return [rows[0] for rows in found.values()]
 
     def whole(self, turn: StoredTurn) -> Turn:
         """A turn with its tokens; a StoreError if they were dropped by settle."""
@@ -268,12 +282,6 @@ class StoreReader:
                 f"{self.path}: the journal of update {update} is damaged ({error}); restore it from a copy"
             ) from None
 
-    def _find(self, key: Key) -> StoredTurn:
-        found = self._stored(_BY_ROLLOUT + "WHERE r.id = ? AND t.turn = ?", *key)
-        if not found:
-            raise NotAStoreError(f"{self.path}: rollout {key[0]!r} turn {key[1]} is in the journal, not in the store")
-        return found[0]
-
     def _whole(self, turn: StoredTurn) -> Turn:
         where = f"{self.path}: rollout {turn.rollout!r} turn {turn.turn}"
         digest, payload = self._db.execute(_PAYLOAD, (turn.arrival,)).fetchone()
@@ -305,4 +313,7 @@ def entry_digest(before: bytes, update: int, watermark: int, settings: bytes, re
 
 def _stored_turn(row: tuple[Any, ...]) -> StoredTurn:
     *light, kind, update = row
-    return StoredTurn(*light, fate=Fate(kind, update, row[6] if kind == "invalid" else None))
+    rollout, reason = row[1], row[6]
+    if not ROLLOUT_ID.fullmatch(rollout) or kind not in _FATES or not (reason is None or reason in REASONS):
+        raise NotAStoreError(f"the store holds a turn {light!r} with fate {kind!r}, which no put can have written")
+    return StoredTurn(*light, fate=Fate(kind, update, reason if kind == "invalid" else None))

@@ -65,12 +65,12 @@ def _recompute(store: StoreReader, turns: list[StoredTurn]) -> dict[Key, tuple[i
     for update in range(store.updates):
         entry = store.journal(update)
         try:
-            composer = make_composer(**entry.settings)
+            composer = make_composer(**asdict(entry.settings))
             fresh = read_fresh(unread, composer=composer, update=update, pending=pending)
             pool = pending + [unread.popleft().candidate(update=update) for _ in fresh]
             decision = composer.decide(pool, update=update)
         except (InputError, TypeError) as error:  # a stranger's store may hold any settings
-            raise LedgerError(f"update {update}: its settings {entry.settings} compose nothing ({error})") from None
+            raise LedgerError(f"update {update}: its {entry.settings} compose nothing ({error})") from None
         watermark = fresh[-1].arrival if fresh else watermark
         _compare(entry, entry_of(decision, update=update, composer=composer, watermark=watermark))
         for kind, left in exits_of(decision).items():

@@ -1,0 +1,107 @@
+"""`divopd explain`: one batch as a table."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from divopd.journal import JournalEntry, StoredTurn
+from divopd.store import Store, StoreReader
+
+HELP = "Show one batch: the rollouts in order, what each pass gave them, what stayed pending, what fell out and why."
+EXAMPLE = "divopd explain runs/mine 12"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or its store.db")
+    parser.add_argument("update", type=int, metavar="UPDATE", help="the index of the update, from 0")
+    parser.add_argument("--json", action="store_true", help="one object")
+
+
+def run(args: argparse.Namespace) -> int:
+    with Store.open_read_only(args.run) as store, store.snapshot():
+        explanation = explain(store, args.update)
+    if args.json:
+        print(json.dumps(explanation))
+    else:
+        _print_table(explanation)
+    return 0
+
+
+def explain(store: StoreReader, update: int) -> dict[str, Any]:
+    """An update as JSON types: a list of rollouts, those with selected turns first and in the order of selection."""
+    entry = store.journal(update)
+    rollouts: dict[str, dict[str, Any]] = {}
+    for turn, weight, number in zip(store.find(entry.selected), entry.weights, entry.passes, strict=True):
+        _of(rollouts, turn)["selected"].append({**_as_json(turn), "pass": number, "weight": weight})
+    for turn in store.pending_after(update):
+        _of(rollouts, turn)["pending"].append(_as_json(turn))
+    for why, turns in _fallen(store, entry):
+        for turn in turns:
+            _of(rollouts, turn)["fell_out"].append({**_as_json(turn), "why": why(turn)})
+    return {"update": update, "settings": asdict(entry.settings), "rollouts": list(rollouts.values())}
+
+
+def _fallen(store: StoreReader, entry: JournalEntry) -> Iterable[tuple[Any, list[StoredTurn]]]:
+    yield lambda turn: str(turn.reason), store.find((rollout, turn) for rollout, turn, _ in entry.invalid)
+    yield lambda turn: f"stale (version {turn.version})", store.find(entry.stale)
+    yield lambda turn: f"aged out (first seen {turn.first_seen})", store.find(entry.aged_out)
+
+
+def _of(rollouts: dict[str, dict[str, Any]], turn: StoredTurn) -> dict[str, Any]:
+    empty = {"rollout": turn.rollout, "task": turn.task, "version": turn.version}
+    return rollouts.setdefault(turn.rollout, {**empty, "selected": [], "pending": [], "fell_out": []})
+
+
+def _as_json(turn: StoredTurn) -> dict[str, Any]:
+    return {
+        "turn": turn.turn,
+        "disagreement": turn.disagreement,
+        "tokens": turn.tokens,
+        "first_seen": turn.first_seen,
+        "reason": turn.reason,
+    }
+
+
+def _print_table(explanation: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rollouts, settings = explanation["rollouts"], explanation["settings"]
+    taken = [len(entry["selected"]) for entry in rollouts]
+    waiting, fallen = (sum(len(entry[name]) for entry in rollouts) for name in ("pending", "fell_out"))
+    table = Table(caption="turn:disagreement", caption_justify="left")
+    for heading in ("rollout", "first seen", "selected", "stayed pending", "fell out"):
+        table.add_column(heading, overflow="fold")
+    for entry in rollouts:
+        seen = min(turn["first_seen"] for name in ("selected", "pending", "fell_out") for turn in entry[name])
+        cells = (entry["rollout"], str(seen), _passes(entry["selected"]), _turns(entry["pending"]), _exits(entry))
+        table.add_row(*map(Text, cells))
+    console = Console()
+    console.print(
+        f"update {explanation['update']}, {settings['method']}: {sum(taken)} turns of {sum(map(bool, taken))} rollouts "
+        f"selected (batch size {settings['batch_size']}, cap {settings['cap'] or 'none'}); {waiting} stayed pending, "
+        f"{fallen} fell out",
+        markup=False,
+        highlight=False,
+    )
+    console.print(table)
+
+
+def _passes(selected: list[dict[str, Any]]) -> str:
+    numbers = sorted({turn["pass"] for turn in selected})
+    return "\n".join(f"pass {n}: {_turns([turn for turn in selected if turn['pass'] == n])}" for n in numbers)
+
+
+def _turns(turns: list[dict[str, Any]]) -> str:
+    return "  ".join(f"{t['turn']}:{'dead' if t['reason'] else format(t['disagreement'], '.2f')}" for t in turns)
+
+
+def _exits(entry: dict[str, Any]) -> str:
+    reasons = dict.fromkeys(turn["why"] for turn in entry["fell_out"])
+    return "\n".join(
+        f"{why}: {'  '.join(str(turn['turn']) for turn in entry['fell_out'] if turn['why'] == why)}" for why in reasons
+    )

@@ -1,0 +1,208 @@
+"""Promises 1 to 4 with real processes that are killed, and with system calls that fail."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import store_processes
+from divopd.audits.ledger import audit_ledger
+from divopd.store import Store
+from store_processes import load_checkpoint, make_rollout, read_log, train
+
+EXPLORERS = ("e1", "e2")
+LIMIT_S = 120  # for anything that must end
+
+
+def start(role: str, run: Path, name: str, *, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start a role of store_processes; what it says on stderr goes to RUN/NAME.err."""
+    command = [*prefix, sys.executable, store_processes.__file__, role, str(run), name]
+    with (run / f"{name}.err").open("ab") as errors:
+        return subprocess.Popen(command, stderr=errors)
+
+
+def check_promises(run: Path) -> None:
+    """Everything that a process has ever claimed in its log is true in the store, and the ledger is exact."""
+    lines = [line for log in sorted(run.glob("*.log")) for line in read_log(log)]
+    with Store.open(run) as store:
+        audit_ledger(store)
+        journal = [store.journal(update) for update in range(store.updates)]
+        for _, name, version in (line for line in lines if line[0] == "put"):
+            check_whole(store, name, version)
+        tried = {line[1]: line[2] for line in lines if line[0] == "try"}
+        assert {turn.rollout for turn in store.stored_turns()} <= tried.keys()
+        resume_from, journaled = store.resume_point()
+    trained_in = Counter(key for entry in journal for key in entry.selected)
+    assert not trained_in or max(trained_in.values()) == 1
+    served: dict[int, set[str]] = {}
+    for _, update, digest, keys in (line for line in lines if line[0] == "train"):
+        assert [tuple(key) for key in keys] == journal[update].selected
+        served.setdefault(update, set()).add(digest)
+    assert all(len(digests) == 1 for digests in served.values())
+    update, weights = load_checkpoint(run)
+    assert resume_from <= update <= journaled
+    expected = ""
+    for entry in journal[:update]:
+        turns = [make_rollout(name, version=tried[name]).turns[turn] for name, turn in entry.selected]
+        expected = train(expected, entry.update, turns)
+    assert weights == expected
+
+
+def check_whole(store: Store, name: str, version: int) -> None:
+    """An acknowledged rollout is there with all its turns, and with all tokens that were not settled."""
+    turns, expected = store.turns_of(name), make_rollout(name, version=version).turns
+    assert [turn.turn for turn in turns] == [turn.turn for turn in expected]
+    for stored, turn in zip(turns, expected, strict=True):
+        if not store.is_settled(stored):
+            assert store.whole(stored).student_logprobs == turn.student_logprobs
+
+
+def chaos(run: Path, *, seconds: float, seed: int) -> int:
+    """Two explorers and a learner; one of them is killed at random, again and again. Returns the number of kills."""
+    rng, kills, end = random.Random(seed), 0, time.monotonic() + seconds
+    Store.create(run / "store.db", max_queued=300).close()
+    roles = dict.fromkeys(EXPLORERS, "explore") | {"learner": "learn"}
+    processes = {name: start(role, run, name) for name, role in roles.items()}
+    try:
+        while time.monotonic() < end:
+            time.sleep(rng.expovariate(1 / 0.25))
+            name = rng.choice(list(roles))
+            processes[name].send_signal(signal.SIGKILL)
+            assert processes[name].wait(LIMIT_S) == -signal.SIGKILL, (run / f"{name}.err").read_text()
+            processes[name] = start(roles[name], run, name)
+            kills += 1
+        time.sleep(1)  # the last lives get to work
+        (run / "stop").touch()
+        for name, process in processes.items():
+            assert process.wait(LIMIT_S) == 0, (run / f"{name}.err").read_text()
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    return kills
+
+
+def check_that_something_happened(run: Path) -> None:
+    lines = Counter(line[0] for log in run.glob("*.log") for line in read_log(log))
+    with Store.open_read_only(run) as store:
+        account = store.account()
+    assert lines["resume"] > 1
+    assert lines["settled"] > 1
+    assert account.put > 100
+    assert account.trained > 20
+
+
+@pytest.mark.crash
+def test_killed_processes_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Explorers and a learner killed at random, also while they start and resume: every promise holds afterwards."""
+    assert chaos(tmp_path, seconds=8, seed=1) > 5
+    check_promises(tmp_path)
+    check_that_something_happened(tmp_path)
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_for_minutes(tmp_path: Path, seed: int) -> None:
+    """The same for longer."""
+    assert chaos(tmp_path, seconds=60, seed=seed) > 50
+    check_promises(tmp_path)
+    check_that_something_happened(tmp_path)
+
+
+# ── every system call ─────────────────────────────────────────────────────────────────────────────────────────────
+
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+CALLS = "pwrite64,fdatasync,fsync,ftruncate,unlink,unlinkat,link,linkat,rename,renameat"
+
+
+def work_with(run: Path, *injection: str) -> int:
+    """Do a fixed amount of work while a system call is struck; returns the exit code of the work."""
+    run.mkdir(exist_ok=True)
+    prefix = ("strace", "-f", "-qq", "-o", str(run / "trace"), "-e", f"trace={CALLS}", *injection)
+    return start("work", run, "w", prefix=prefix).wait(LIMIT_S)
+
+
+def calls_of_the_work(folder: Path) -> list[tuple[str, int]]:
+    """(system call, how many times so far) for each that the work makes; strace counts each kind for itself."""
+    assert work_with(folder / "whole") == 0
+    names = re.findall(r"^\d+ +(\w+)\(", (folder / "whole" / "trace").read_text(), flags=re.MULTILINE)
+    return [(name, names[: place + 1].count(name)) for place, name in enumerate(names)]
+
+
+def finish_and_check(run: Path) -> None:
+    """The cause is gone: the same work is done to its end by a new process, and every promise holds."""
+    assert start("work", run, "w").wait(LIMIT_S) == 0, (run / "w.err").read_text()
+    check_promises(run)
+    with Store.open_read_only(run) as store:
+        assert store.updates == store_processes.WORK_UPDATES
+        assert store.resume_point().next_update == store_processes.WORK_UPDATES
+    shutil.rmtree(run)
+
+
+@needs_strace
+@pytest.mark.crash
+@pytest.mark.slow
+def test_killed_at_every_system_call(tmp_path: Path) -> None:
+    """Killed at any write, sync, link or rename: what was acknowledged is there, and the work can be finished."""
+    calls = calls_of_the_work(tmp_path)
+    assert {"pwrite64", "fdatasync", "fsync", "link"} <= {call for call, _ in calls}
+    for place, (call, number) in enumerate(calls):
+        run = tmp_path / str(place)
+        assert work_with(run, "-e", f"inject={call}:signal=KILL:when={number}") != 0
+        if (run / "store.db").exists():
+            check_promises(run)
+        finish_and_check(run)
+
+
+@needs_strace
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("when", ["{}", "{}+"], ids=["once", "from then on"])
+def test_failing_system_calls(tmp_path: Path, error: str, when: str) -> None:
+    """A write or a sync fails, once or from then on: a typed error in time, and the promises hold after repair."""
+    calls = [call for call in calls_of_the_work(tmp_path) if call[0] in ("pwrite64", "fdatasync", "fsync")]
+    for place, (call, number) in enumerate(calls[::3]):
+        run = tmp_path / str(place)
+        code = work_with(run, "-e", f"inject={call}:error={error}:when={when.format(number)}")
+        said = (run / "w.err").read_text().splitlines()
+        assert code == 0 or said[-1].startswith(("divopd.errors.", "OSError")), (
+            said
+        )  # OSError: of the test's checkpoint
+        if (run / "store.db").exists():
+            check_promises(run)
+        finish_and_check(run)
+
+
+@needs_strace
+@pytest.mark.crash
+def test_a_new_store_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
+    """The file is synced before the link that names it, the folder after: a power cut leaves a whole store or none."""
+    script = f"from divopd.store import Store; Store.create({str(tmp_path / 'store.db')!r}).close()"
+    trace = tmp_path / "trace"
+    command = [
+        "strace",
+        "-f",
+        "-y",
+        "-o",
+        str(trace),
+        "-e",
+        "trace=fsync,fdatasync,link,linkat",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    subprocess.run(command, check=True, env=os.environ)
+    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "sync(" in line or "link" in line]
+    named = next(place for place, call in enumerate(calls) if call.startswith("link"))
+    assert ".partial>" in calls[named - 1]
+    assert f"{tmp_path}>" in calls[named + 1]
