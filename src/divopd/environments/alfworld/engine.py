@@ -221,7 +221,7 @@ class AlfworldEnvironment:
         self._house: House | None = None
 
     def reset(self, task: str) -> Observation:
-        """Start a game. UnknownNameError if the collection has none of that name."""
+        """Start a game. InputError if the collection has none of that name."""
         game = self._games.game(task)
         self._house = House(read_problem(game.problem))
         return _observation(self._house, self._house.intro(game.task))

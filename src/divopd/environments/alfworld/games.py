@@ -118,8 +118,8 @@ def _read_lines(path: Path, lines: TextIO) -> Iterator[Game]:
 
 def _game(record: object, where: str) -> Game:
     match record:
-        case {"id": str(name), "task": str(task), "problem": str(problem)}:
-            walkthrough = record.get("walkthrough") or ()
+        case {"id": str(name), "task": str(task), "problem": str(problem), **rest}:
+            walkthrough = rest.get("walkthrough") or ()
             if isinstance(walkthrough, list | tuple) and all(isinstance(action, str) for action in walkthrough):
                 return Game(name, task, problem, tuple(walkthrough))
     raise InputError(

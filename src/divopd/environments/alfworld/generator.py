@@ -17,7 +17,7 @@ from divopd.environments.alfworld.games import HORIZON, Game
 from divopd.environments.alfworld.problem import GOALS, TASK_TYPES, Goal, TaskType
 from divopd.environments.alfworld.solver import solve
 from divopd.environments.alfworld.text import TASKS
-from divopd.errors import UnknownNameError
+from divopd.errors import InputError, UnknownNameError
 
 Home = Literal["small", "large"]
 SPLIT_SIZES = {"train": 10_000, "test": 140}  # as many test games as the paper has
@@ -107,11 +107,11 @@ class GeneratedGames:
         return [f"{self._home}/{split}/{number:05d}" for number in range(SPLIT_SIZES[split])]
 
     def game(self, task: str) -> Game:
-        """The game of that name. UnknownNameError if it is no name of these splits."""
+        """The game of that name. InputError if it is no name of these splits."""
         match = re.fullmatch(r"(\w+)/(\w+)/(\d{5})", task)
         if match is None or match[1] != self._home or int(match[3]) >= SPLIT_SIZES.get(match[2], 0):
-            known = (f"{self._home}/{split}/00000 to {size - 1:05d}" for split, size in SPLIT_SIZES.items())
-            raise UnknownNameError("generated ALFWorld task", task[:200], known)
+            known = " or ".join(f"{self._home}/{split}/00000 to {size - 1:05d}" for split, size in SPLIT_SIZES.items())
+            raise InputError(f"unknown generated ALFWorld task {task[:200]!r}; expected {known}")
         return generate(task, home=self._home, task_type=TASK_TYPES[int(match[3]) % len(TASK_TYPES)])
 
 

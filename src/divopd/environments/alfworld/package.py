@@ -20,7 +20,7 @@ class PackageEnvironment:
         self._allowed: list[str] | None = None
 
     def reset(self, task: str) -> Observation:
-        """Start a game. UnknownNameError if the collection has none of that name."""
+        """Start a game. InputError if the collection has none of that name."""
         game = self._games.game(task)
         read_problem(game.problem)  # the package would end the process on a problem that it cannot read
         if task != self._loaded:
