@@ -6,7 +6,7 @@ share of the micro-batches, and the update is that of one rank, to rounding.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from time import perf_counter
 from typing import Any, Literal
@@ -81,18 +81,29 @@ class Learner:
 
     def update(self, turns: Sequence[Turn], weights: Sequence[float] | None = None) -> UpdateFigures:
         """Train on one batch. An invalid turn is a dead row. If it raises, no weight has changed."""
+        figures = self.gradient(turns, weights)
+        norm = figures.gradient_norm
+        if not isfinite(norm):
+            raise DivopdError(f"the gradient's norm is {norm}, so no weight was changed; look at the batch's values")
+        clock = Clock(self.policy.device)
+        with clock.stage("step"):
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.optimization.max_grad_norm, torch.tensor(norm))
+            self.optimizer.step()
+        return replace(figures, seconds=figures.seconds | clock.seconds)
+
+    def gradient(self, turns: Sequence[Turn], weights: Sequence[float] | None = None) -> UpdateFigures:
+        """Leave the gradient of a batch's loss in the parameters, and change none of them."""
         if not turns:
-            raise InputError("an update needs at least one row; got an empty batch")
+            raise InputError("a batch needs at least one row; got none")
         clock = Clock(self.policy.device)
         with clock.stage("pack"):
             targets = [_target(turn) for turn in turns]
             valid = [len(target.row.scored) for target in targets]
             sequences = merge_rows([target.row for target in targets])
-            batches = self._share(sequences)
-        token_weight = token_weights(valid, weights or [1.0] * len(turns))
-        loss, kl = self._accumulate(batches, targets, token_weight, clock)
-        with clock.stage("step"):
-            norm = self._step()
+            for sequence in sequences:  # here, on every rank: an error on one alone would leave the others waiting
+                self.policy.refuse_foreign_ids(sequence.ids)
+        token_weight = token_weights(valid, [1.0] * len(turns) if weights is None else weights)
+        loss, kl = self._accumulate(self._share(sequences), targets, token_weight, clock)
         return UpdateFigures(
             rows=len(turns),
             dead_rows=valid.count(0),
@@ -101,7 +112,7 @@ class Learner:
             computed_tokens=sum(sequence.tokens for sequence in sequences),
             loss=loss,
             kl_per_token=kl / max(sum(valid), 1),
-            gradient_norm=norm,
+            gradient_norm=self._norm(),
             seconds=clock.seconds,
         )
 
@@ -126,7 +137,7 @@ class Learner:
         token_weight: Sequence[float],
         clock: "Clock",
     ) -> tuple[float, float]:
-        """Leave the gradient in the parameters; return the loss and the summed student-minus-teacher log probability."""
+        """Leave the gradient in the parameters; the loss, and the summed student-minus-teacher log probability."""
         device = self.policy.device
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         self.optimizer.zero_grad()
@@ -149,19 +160,12 @@ class Learner:
         loss_sum, kl_sum = sums.tolist()
         return loss_sum, kl_sum
 
-    def _step(self) -> float:
-        """Clip and take one step; the gradient's norm before clipping."""
+    def _norm(self) -> float:
         for parameter in self.parameters:
-            if parameter.grad is None:  # a batch of dead rows has the gradient 0, and is a step all the same
+            if parameter.grad is None:  # a batch of dead rows has the gradient 0, and makes a step all the same
                 parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optimization.max_grad_norm)
-        size = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if not isfinite(size):
-            raise DivopdError(
-                f"the gradient's norm is {size}: no weight was changed; look for broken values in the batch"
-            )
-        self.optimizer.step()
-        return size
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in self.parameters])
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.optimization.compute == "float32":
@@ -197,7 +201,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = {"pack": 0.0, "forward": 0.0, "backward": 0.0, "step": 0.0}
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -205,4 +209,4 @@ class Clock:
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.seconds[name] += perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start

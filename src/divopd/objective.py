@@ -20,8 +20,8 @@ def opd_loss(
 ) -> Tensor:
     """Σ over tokens of -weight · ratio · advantage; `weights` are each token's from `token_weights`.
 
-    Without `old` the values of `logprobs` themselves are the old log probabilities: when nothing has changed the weights
-    since, a pass of its own for them would give the same numbers. The ratio is then 1 in value, not in gradient.
+    Without `old` the values of `logprobs` themselves are the old log probabilities: as long as no weight has changed, a
+    pass of its own for them would give the same numbers. The ratio is then 1 in value, not in gradient.
     """
     old = logprobs.detach() if old is None else old
     advantage = beta * (teacher - old)

@@ -132,17 +132,23 @@ class Generator:
 
     def _remember(self, batch: KeyValues, row: int, context: np.ndarray) -> None:
         """Fill a row with the longest beginning of the context that was read before, all but its last token at most."""
-        shared = [common_prefix(read.ids, context[:-1]) for read in self._kept]
-        best = max(range(len(shared)), key=shared.__getitem__, default=None)
-        if best is not None and shared[best]:
-            batch.fill(row, self._kept[best].layers, shared[best])
-            self._kept.append(self._kept.pop(best))
+        best, shared = None, 0
+        for read in reversed(self._kept):
+            if shared == len(context) - 1:
+                break
+            if (size := common_prefix(read.ids, context[:-1])) > shared:
+                best, shared = read, size
+        if best is not None:
+            batch.fill(row, best.layers, shared)
+            self._kept.remove(best)
+            self._kept.append(best)
 
     def _keep(self, read: Read) -> None:
-        self._kept = [old for old in self._kept if common_prefix(old.ids, read.ids) < len(old.ids)]
+        self._kept = [old for old in self._kept if not _begins(old.ids, read.ids)]  # a turn before this one
         self._kept.append(read)
-        while sum(kept.bytes for kept in self._kept) > KEPT_BYTES:
-            self._kept.pop(0)
+        excess = sum(kept.bytes for kept in self._kept) - KEPT_BYTES
+        while excess > 0:
+            excess -= self._kept.pop(0).bytes
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -150,6 +156,11 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     size = min(len(a), len(b))
     differ = a[:size] != b[:size]
     return int(differ.argmax()) if differ.any() else size
+
+
+def _begins(a: np.ndarray, b: np.ndarray) -> bool:
+    # the last token first: of two unrelated sequences it mostly differs, and most pairs are unrelated
+    return len(a) <= len(b) and a[-1] == b[len(a) - 1] and np.array_equal(a, b[: len(a)])
 
 
 def _choose(logits: Tensor, temperature: float, draws: np.ndarray) -> Tensor:

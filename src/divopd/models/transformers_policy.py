@@ -108,7 +108,7 @@ class TransformersPolicy:
     def logprobs(self, sequences: Items[Sequence]) -> Tensor:
         """Differentiable log probabilities of one micro-batch: by sequence, by span, in position order."""
         for sequence in sequences:
-            self._refuse_foreign_ids(sequence.ids)
+            self.refuse_foreign_ids(sequence.ids)
         lengths = [sequence.tokens for sequence in sequences]
         starts = np.cumsum([0, *lengths[:-1]])
         scored = [np.concatenate([span.scored for span in sequence.spans]) for sequence in sequences]
@@ -140,17 +140,18 @@ class TransformersPolicy:
     ) -> list[Response]:
         """One response per prompt, sampled with its own seed; temperature 0 takes the likeliest token.
 
-        Keys and values of earlier calls are kept while the weights stay the same, so that of a rollout's next prompt only
-        the new tokens are read.
+        Keys and values of earlier calls are kept while the weights stay the same: of a rollout's next prompt only the
+        new tokens are read.
         """
         for prompt in prompts:
-            self._refuse_foreign_ids(np.asarray(prompt, dtype=np.int64))
+            self.refuse_foreign_ids(np.asarray(prompt, dtype=np.int64))
         return self._generator.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
-    def _refuse_foreign_ids(self, ids: np.ndarray) -> None:
+    def refuse_foreign_ids(self, ids: np.ndarray) -> None:
+        """Raise an AlignmentError at the first id that is not in the vocabulary."""
         size = self.model.config.vocab_size
         if len(ids) and not (ids.min() >= 0 and ids.max() < size):
             wrong = ids[(ids < 0) | (ids >= size)][0]

@@ -1,0 +1,67 @@
+"""Two ranks under torchrun make the update that one makes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from divopd.learner import Learner, Optimization
+from divopd.models.transformers_policy import TransformersPolicy
+from token_rollouts import pool, tiny_model
+
+BATCHES = [pool(0), pool(1), pool(2)[:4]]  # the last has less work than two ranks want
+
+
+def train(learner: Learner) -> torch.Tensor:
+    """Three updates; loss, gradient norm and KL per token of each."""
+    done = [learner.update(turns) for turns in BATCHES]
+    return torch.tensor([[f.loss, f.gradient_norm, f.kl_per_token] for f in done], dtype=torch.float64)
+
+
+def make_learner(**changes: object) -> Learner:
+    model = tiny_model(torch.float32, **changes)
+    return Learner(TransformersPolicy(model), Optimization(lr=1e-3, max_tokens=90))
+
+
+def run_rank(target: str) -> None:
+    """What torchrun starts: train as one of several ranks, and let the first write the whole weights."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    for tied in (False, True):
+        learner = make_learner(tie_word_embeddings=tied)
+        figures = train(learner)
+        weights = {name: p.full_tensor().clone() for name, p in learner.policy.model.named_parameters()}
+        if learner.rank == 0:
+            save_file({**weights, "figures": figures}, f"{target}/{tied}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_give_the_update_of_one(tmp_path: Path) -> None:
+    """Weights after three updates and the figures of each agree to 1e-5, with a shared head and without."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        __file__,
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for tied in (False, True):
+        learner = make_learner(tie_word_embeddings=tied)
+        figures = train(learner)
+        sharded = load_file(tmp_path / f"{tied}.safetensors")
+        torch.testing.assert_close(sharded.pop("figures"), figures, rtol=1e-5, atol=1e-5)
+        for name, parameter in learner.policy.model.named_parameters():
+            torch.testing.assert_close(sharded[name], parameter.detach(), rtol=1e-5, atol=1e-5)
+
+
+if __name__ == "__main__":
+    run_rank(sys.argv[1])

@@ -1,0 +1,176 @@
+"""One update: exact gradients whatever is merged and packed, and figures that say what was done."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from divopd import Turn
+from divopd.errors import AlignmentError, DivopdError, InputError
+from divopd.learner import Learner, Optimization
+from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
+from divopd.packing import make_row, merge_rows
+from token_rollouts import HISTORIES, dead, gradient, own_copy, plain_gradient, pool, rollout, tiny_model
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+
+
+def batch_of(kind: str) -> tuple[list[Turn], list[float] | None]:
+    """Two rollouts of one kind of history; or a mixed pool with dead rows; or that pool with weights."""
+    if kind in HISTORIES:
+        return [*rollout("a", history=kind, seed=1), *rollout("b", history=kind, seed=2)], None
+    turns = pool()
+    weights = np.random.default_rng(0).exponential(size=len(turns)).tolist()
+    return (turns, None) if kind == "dead rows" else (turns, weights)
+
+
+def relative_error(model: torch.nn.Module, turns: Sequence[Turn], weights: Sequence[float] | None) -> float:
+    expected = plain_gradient(own_copy(model), turns, weights)
+    learner = Learner(TransformersPolicy(model), Optimization(max_tokens=60))
+    learner.gradient(turns, weights)
+    return float((gradient(model) - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", [*HISTORIES, "dead rows", "weights"])
+def test_merged_and_packed_gradients_are_those_of_single_rows(kind: str, dtype: torch.dtype) -> None:
+    """Against rows read one by one with the model's own forward pass, all logits and two passes, in float64."""
+    turns, weights = batch_of(kind)
+    assert relative_error(tiny_model(dtype), turns, weights) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"num_key_value_heads": 4}], ids=str)
+def test_gradients_of_other_shapes(changes: dict[str, object]) -> None:
+    """A head that shares the embedding's weights, and attention without shared keys."""
+    turns, weights = batch_of("weights")
+    assert relative_error(tiny_model(**changes), turns, weights) < 1e-6
+
+
+def test_checkpointed_activations_give_the_same_gradient() -> None:
+    model = tiny_model()
+    turns, _ = batch_of("full")
+    policy = TransformersPolicy(model)
+    policy.checkpoint_activations()
+    Learner(policy).gradient(turns)
+    expected = plain_gradient(own_copy(tiny_model()), turns)
+    torch.testing.assert_close(gradient(model), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_teacher_that_equals_the_student_teaches_nothing() -> None:
+    """Loss and every gradient are exactly zero when the teacher's log probabilities are the student's own."""
+    model = tiny_model(torch.float32)
+    policy = TransformersPolicy(model)
+    turns = [*rollout("a", seed=1), *rollout("b", history="windowed", seed=2)]
+    rows = [[*turn.prompt_ids, *turn.response_ids] for turn in turns]
+    spans = [[(len(turn.prompt_ids), turn.tokens)] for turn in turns]
+    scores = policy.score(rows, spans)
+    scored = [replace(t, teacher_logprobs=s.tolist(), teacher_mask=None) for t, (s,) in zip(turns, scores, strict=True)]
+    figures = Learner(policy).gradient(scored)
+    assert figures.loss == figures.kl_per_token == figures.gradient_norm == 0.0
+    assert not gradient(model).any()
+
+
+def test_full_history_costs_one_pass_over_the_longest_row() -> None:
+    """Figures count tokens as the paper does and as they were computed."""
+    turns = rollout("a", turns=6)
+    figures = Learner(TransformersPolicy(tiny_model())).update([*turns, dead(turns[0])])
+    assert figures.tokens == sum(turn.tokens for turn in turns) + turns[0].tokens
+    last = make_row(turns[-1].prompt_ids, turns[-1].response_ids, turns[-1].teacher_mask)
+    assert figures.computed_tokens == merge_rows([last])[0].tokens < turns[-1].tokens
+    assert (figures.rows, figures.dead_rows) == (7, 1)
+    assert figures.valid_tokens == sum(sum(turn.teacher_mask or ()) for turn in turns)
+    assert set(figures.seconds) == {"pack", "forward", "backward", "step"}
+    assert min(figures.seconds.values()) > 0
+
+
+def test_an_update_is_one_clipped_adamw_step() -> None:
+    """The weights after two updates equal those that torch's own AdamW makes of the plain gradient."""
+    model = tiny_model()
+    reference = own_copy(model)
+    learner = Learner(TransformersPolicy(model), Optimization(lr=1e-2, max_grad_norm=0.5))
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.01)
+    for seed in (0, 1):
+        turns = pool(seed)
+        figures = learner.update(turns)
+        norm = plain_gradient(reference, turns).norm()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+        optimizer.step()
+        assert figures.gradient_norm == pytest.approx(float(norm))
+        assert norm > 0.5
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
+
+
+def test_updates_bring_the_student_to_the_teacher() -> None:
+    """Thirty updates on its own responses take most of the student's disagreement away."""
+    student, teacher = (TransformersPolicy(tiny_model(torch.float32, seed=seed)) for seed in (0, 7))
+    prompts = [[5, 6, 7, 8 + n % 4] for n in range(64)]
+    learner = Learner(student, Optimization(lr=1e-2))
+    history = []
+    for update in range(30):
+        said = student.respond(prompts, temperature=1.0, max_tokens=4, seeds=range(64 * update, 64 * update + 64))
+        rows = [[*prompt, *response.ids] for prompt, response in zip(prompts, said, strict=True)]
+        scores = teacher.score(rows, [[(4, len(row))] for row in rows])
+        turns = [
+            Turn(f"r{n}", 0, "t", 0, prompt_ids=row[:4], response_ids=row[4:], student_logprobs=r.logprobs.tolist(),
+                 teacher_logprobs=s.tolist(), action_mask=[1] * len(r.ids))
+            for n, (row, r, (s,)) in enumerate(zip(rows, said, scores, strict=True))
+        ]  # fmt: skip
+        history.append(learner.update(turns).kl_per_token)
+    assert np.mean(history[-5:]) < 0.4 * history[0]
+
+
+def test_a_batch_of_dead_rows_is_a_step_with_gradient_zero() -> None:
+    model = tiny_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    figures = Learner(TransformersPolicy(model), Optimization(lr=0.1, weight_decay=0.5)).update(
+        [dead(turn) for turn in rollout("a")]
+    )
+    assert (figures.gradient_norm, figures.loss, figures.computed_tokens) == (0.0, 0.0, 0)
+    for old, new in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), old * (1 - 0.1 * 0.5))
+
+
+def test_broken_batches_change_no_weight() -> None:
+    """Ids outside the vocabulary, an empty batch, weights that overflow: an error each, and the model as before."""
+    model = tiny_model(torch.float32)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    learner = Learner(TransformersPolicy(model), Optimization(lr=0.1))
+    first, *rest = rollout("a")
+    with pytest.raises(AlignmentError, match="token id 61 is outside the model's vocabulary of 61"):
+        learner.update([*rest, replace(first, prompt_ids=[5, 61])])
+    with pytest.raises(AlignmentError, match="token id -1 "):
+        learner.update([replace(first, response_ids=[-1] * len(first.response_ids))])
+    with pytest.raises(InputError, match="at least one row"):
+        learner.update([])
+    with pytest.raises(DivopdError, match="no weight was changed"):
+        learner.update([first], [float("inf")])
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_bfloat16_products_with_float32_weights() -> None:
+    """Computing in bfloat16 gives the gradient roughly; weights that are bfloat16 themselves are refused."""
+    turns = pool()
+    model = tiny_model(torch.float32)
+    expected = plain_gradient(own_copy(model), turns)
+    Learner(TransformersPolicy(model), Optimization(compute="bfloat16")).gradient(turns)
+    assert 1e-5 < float((gradient(model) - expected).norm() / expected.norm()) < 0.1
+    with pytest.raises(InputError, match=r"load it in float32"):
+        Learner(TransformersPolicy(tiny_model(torch.bfloat16)))
+
+
+def test_lora_trains_the_adapters_only() -> None:
+    """The base model's weights stay, the adapters move, and the log probabilities follow."""
+    pytest.importorskip("peft", reason="peft is not installed (extra lora)")
+    model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4))
+    policy = TransformersPolicy(model)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    turns = pool()
+    learner = Learner(policy, Optimization(lr=1e-2))
+    losses = [learner.update(turns).loss for _ in range(4)]
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == {name for name in before if "lora_" in name}
+    assert abs(losses[-1]) < abs(losses[0])
