@@ -14,8 +14,8 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Candidate, Composer, Decision, candidate_of
 from divopd.errors import InputError
 from divopd.metrics import Utilization, utilization
-from divopd.store import Store, is_store, store_path
-from divopd.turns import Turn, read_turns
+from divopd.store import Store, is_store
+from divopd.turns import Turn, group_into_rollouts, read_turns
 
 UNSEEN = -1  # first_seen of a turn that is still in the queue
 
@@ -38,13 +38,19 @@ class Recording:
 
 def load_recording(path: Path | str) -> Recording:
     """A run's folder, its store, or a JSON-lines file."""
+    turns, updates = load_turns(path)
+    return recording_of(turns, updates=updates)
+
+
+def load_turns(path: Path | str) -> tuple[list[Turn], int]:
+    """The whole turns of a recording in recorded order, and its own number of updates (0: the file does not say)."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such run or recording; expected a run's folder, a store.db or a .jsonl file")
     if path.is_dir() or is_store(path):
-        with Store.open_read_only(store_path(path)) as store:
-            return recording_of(store.turns(), updates=store.updates)
-    return recording_of(read_turns(path))
+        with Store.open_read_only(path) as store:
+            return list(store.turns()), store.updates
+    return read_turns(path), 0
 
 
 def recording_of(turns: Iterable[Turn], *, updates: int = 0) -> Recording:
@@ -93,3 +99,20 @@ def utilization_of(
     available = [entry.candidate for entry in recording.turns if entry.available_at < updates]
     reachable = bound(recording, batch_size=batch_size, max_staleness=max_staleness, updates=updates)
     return utilization(available, [c for d in decisions for c in d.selected], reachable=reachable)
+
+
+def journal_replay(turns: list[Turn], composer: Composer, *, updates: int, run: Path) -> None:
+    """Make a replay a run of its own, so that explain, why and audit can look at it.
+
+    A store takes rollouts whole and in order of arrival; a recording that has them otherwise is refused.
+    """
+    rollouts = group_into_rollouts(turns)
+    if [turn.key for rollout in rollouts for turn in rollout.turns] != [turn.key for turn in turns]:
+        raise InputError("this recording has the turns of a rollout apart or out of order; it cannot become a run")
+    run.mkdir(parents=True, exist_ok=True)
+    with Store.create(run / "store.db", synchronous="NORMAL") as store:
+        for rollout in rollouts:
+            store.put(rollout, available_at=rollout.turns[-1].available_at)
+        epoch = store.begin_learner()
+        for update in range(updates):
+            store.compose(composer, update=update, epoch=epoch)

@@ -9,10 +9,12 @@ from typing import Any
 
 from divopd.composers import METHODS, Composer, Decision, make_composer
 from divopd.errors import InputError
-from divopd.replay import Recording, load_recording, replay
+from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay
 
 HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."
 EXAMPLE = "divopd replay turns.jsonl --method vanilla divopd divopd-adaptive"
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.updates is not None and args.updates < 1:
         raise InputError(f"--updates is {args.updates}; expected 1 or more")
+    if args.figure and args.figure.suffix not in PICTURES:
+        raise InputError(f"--figure {args.figure}: expected a name that ends in {', '.join(PICTURES)}")
     names = list(dict.fromkeys(args.method or METHODS))
     settings = {
         "batch_size": args.batch_size,
@@ -53,10 +57,17 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
     }
     composers = {name: make_composer(name, **settings) for name in names}  # wrong names fail before anything is read
-    recording = load_recording(args.recording)
+    if args.out and len(composers) > 1:
+        raise InputError(f"--out journals one method as a run, but {len(composers)} were given; name it with --method")
+    turns, recorded_updates = load_turns(args.recording)
+    recording = recording_of(turns, updates=recorded_updates)
     updates = args.updates or recording.updates
     if "turnopd" in composers:
         composers["turnopd"] = make_composer("turnopd", **settings, total_updates=updates)
+    if args.out:
+        for composer in composers.values():
+            journal_replay(turns, composer, updates=updates, run=args.out)
+        print(f"run: {args.out}", file=sys.stderr)
     if args.json:
         for name, composer in composers.items():
             _print_json(recording, composer, updates=updates, label={"method": name} if len(composers) > 1 else {})

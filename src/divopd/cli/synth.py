@@ -1,7 +1,6 @@
 """`divopd synth`: a synthetic recording, to see the allocation problem without any model."""
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         turns = synthesize(model, updates=args.updates, seed=args.seed)
         expected = load_of(model) * model.batch_size * args.updates
         count = write_turns(args.out, progress.track(turns, total=expected, description="synthetic turns"))

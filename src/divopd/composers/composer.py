@@ -139,18 +139,19 @@ class Composer(ABC):
         invalid = [c for c in eligible if c.reason is not None] if self.gated else []  # step 3
         valid = [c for c in eligible if c.reason is None] if invalid else eligible
         picks = self.select(valid, update=update)  # steps 4-7
-        selected = [pick.candidate for pick in picks]
-        taken = {c.key for c in selected}
-        left = [c for c in valid if (c.rollout, c.turn) not in taken]
+        selected = [candidate for candidate, _ in picks]
+        taken = set(map(id, selected))  # by identity: select() returns candidates of the pool
+        left = [c for c in valid if id(c) not in taken]
         born = update - self.settings.max_pending_age  # step 8
+        aged_out = [c for c in left if c.first_seen < born]
         return Decision(
             selected=selected,
             weights=self.weigh(selected, update=update),
-            passes=[pick.sweep for pick in picks],
+            passes=[number for _, number in picks],
             stale=stale,
             invalid=invalid,
-            aged_out=[c for c in left if c.first_seen < born],
-            pending=[c for c in left if c.first_seen >= born],
+            aged_out=aged_out,
+            pending=[c for c in left if c.first_seen >= born] if aged_out else left,
         )
 
     # ── for callers who hold whole turns ──────────────────────────────────────────────────────────────────────────

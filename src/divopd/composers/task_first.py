@@ -4,7 +4,6 @@ from collections import Counter
 from random import Random
 
 from divopd.composers.composer import Candidate, Composer, Pick
-from divopd.composers.rollout_first import by_disagreement
 
 TURNS_PER_TASK = 3  # first pass
 TOKEN_SHARE_PER_TASK = 0.25  # first pass, of the batch's tokens
@@ -32,7 +31,7 @@ class DivOPDFocus(Composer):
         rest: list[Candidate] = []
         for task in tasks:
             turns, tokens = 0, 0
-            for candidate in by_disagreement(groups[task]):
+            for candidate in sorted(groups[task], key=lambda c: (-c.disagreement, c.rollout, c.turn)):
                 if turns < TURNS_PER_TASK and tokens + candidate.tokens <= budget:
                     first.append(candidate)
                     turns, tokens = turns + 1, tokens + candidate.tokens

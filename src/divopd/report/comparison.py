@@ -32,7 +32,8 @@ def compare(recording: Recording, composers: Mapping[str, Composer], *, updates:
     from rich.progress import track
 
     results: dict[str, Replayed] = {}
-    for name in track(composers, description="replaying", console=Console(stderr=True), transient=True):
+    console = Console(stderr=True)
+    for name in track(composers, "replaying", console=console, transient=True, disable=not console.is_terminal):
         composer = composers[name]
         decisions = list(replay(recording, composer, updates=updates))
         used = utilization_of(
@@ -62,7 +63,7 @@ def comparison_table(comparison: Mapping[str, Replayed], *, title: str) -> None:
         caption_justify="left",
     )
     table.add_column("method", no_wrap=True)
-    headings = ["never\nselected", "Gini", "eff.\nrollouts", "top-1\nshare", "turns/\nrollout", "dead\nrows"]
+    headings = ["never\nused", "Gini", "eff.\nroll.", "top-1\nshare", "turns/\nroll.", "dead\nrows"]
     for heading in [*headings, "mean\nage", "rows", "stale"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in comparison.items():
@@ -105,8 +106,8 @@ def draw_comparison(comparison: Mapping[str, Replayed], path: Path) -> None:
     _draw_batches(right, {name: comparison[name] for name in dict.fromkeys((first, best))})
     try:
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot write the picture ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot write the picture ({error.strerror})") from None
     finally:
         plt.close(figure)
 

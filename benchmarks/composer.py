@@ -1,0 +1,95 @@
+"""Composing a batch: divopd against a plain transcription of Algorithm 1, and how the cost grows.
+
+The pool has c·B turns in rollouts of 1 to 30. Both sides get candidates whose gate and disagreement were computed when
+the turn was put, as the store keeps them; what that costs a turn is measured beside it.
+"""
+
+import math
+import time
+from random import Random
+
+from divopd.composers import Candidate, candidate_of, make_composer
+from divopd.synth import PRESETS, synthesize
+
+SIZES = (256, 10_000, 100_000, 1_000_000)
+PLAIN_LIMIT = 10_000  # the transcription is quadratic
+
+
+def run() -> dict:
+    rows = {str(size): _measure(size) for size in SIZES}
+    large, larger = (rows[str(size)]["ours_s"] for size in SIZES[-2:])
+    growth = math.log(SIZES[-1]) / math.log(SIZES[-2]) * SIZES[-1] / SIZES[-2]
+    return {
+        "bench": "composer",
+        "ratio": rows["256"]["plain_s"] / rows["256"]["ours_s"],
+        "unit": "seconds for a pool of 256 turns",
+        "ours": rows["256"]["ours_s"],
+        "reference": rows["256"]["plain_s"],
+        "detail": {
+            "pools": rows,
+            "growth_100k_to_1M": larger / large,
+            "growth_of_n_log_n": growth,
+            "gate_and_disagreement_us_per_turn": _assessment_us(),
+        },
+    }
+
+
+def _measure(size: int) -> dict[str, float]:
+    pool = _pool(size)
+    composer = make_composer("divopd", batch_size=size // 4)
+    ours, selected = _best(
+        lambda: [c.key for c in composer.decide(pool, update=9).selected], rounds=200 if size < 1000 else 3
+    )
+    if size > PLAIN_LIMIT:
+        return {"ours_s": ours}
+    plain, expected = _best(lambda: _transcription(pool, batch_size=size // 4, cap=4), rounds=20 if size < 1000 else 1)
+    assert selected == expected, "the transcription disagrees"
+    return {"ours_s": ours, "plain_s": plain, "ratio": plain / ours}
+
+
+def _best(function, *, rounds: int):
+    best = math.inf
+    for _ in range(rounds):
+        start = time.perf_counter()
+        result = function()
+        best = min(best, time.perf_counter() - start)
+    return best, result
+
+
+def _pool(size: int) -> list[Candidate]:
+    random = Random(0)
+    pool: list[Candidate] = []
+    rollout = 0
+    while len(pool) < size:
+        first_seen = random.randint(7, 9)
+        for turn in range(random.randint(1, 30)):
+            pool.append(Candidate(f"r{rollout:07d}", turn, "t", 8, first_seen, None, random.gauss(1, 1), 200, 20))
+        rollout += 1
+    return pool[:size]
+
+
+def _transcription(pool: list[Candidate], *, batch_size: int, cap: int) -> list[tuple[str, int]]:
+    """Steps 4 to 7, as a reader of the paper would first write them."""
+    rollouts = sorted({c.rollout for c in pool}, key=lambda r: (min(c.first_seen for c in pool if c.rollout == r), r))
+    groups = {
+        r: sorted((c for c in pool if c.rollout == r), key=lambda c: (-c.disagreement, c.rollout, c.turn))
+        for r in rollouts
+    }
+    selected: list[Candidate] = []
+    taken = set()
+    given = dict.fromkeys(rollouts, 0)
+    while len(selected) < min(batch_size, len(pool)):
+        for r in rollouts:
+            for c in groups[r]:
+                if c.key not in taken and given[r] < cap and len(selected) < batch_size:
+                    selected.append(c)
+                    taken.add(c.key)
+                    given[r] += 1
+        cap += 1
+    return [c.key for c in selected]
+
+
+def _assessment_us() -> float:
+    turns = list(synthesize(PRESETS["alfworld"], updates=20, seed=0))
+    seconds, _ = _best(lambda: [candidate_of(turn, first_seen=0) for turn in turns], rounds=3)
+    return 1e6 * seconds / len(turns)

@@ -1,0 +1,95 @@
+"""The replay lab and the synthetic recordings it is shown on."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from divopd import METHODS, Turn, make_composer
+from divopd.replay import Recording, recording_of, replay, utilization_of
+from divopd.synth import PRESETS, load_of, synthesize, with_load
+from literal import LiteralDivOPD
+from strategies import recordings, turn
+
+UPDATES = 100
+
+
+@given(turns=recordings(), batch=st.integers(1, 8), shuffle=st.randoms(use_true_random=False))
+def test_a_replay_is_algorithm_1_on_what_has_arrived(turns: list[Turn], batch: int, shuffle) -> None:
+    """At update q the reader sees the turns with available_at ≤ q in recorded order, sorted or not."""
+    shuffle.shuffle(turns)
+    literal = LiteralDivOPD(B=batch, c=4, k=4, delta=2, W=8)
+    decisions = list(replay(recording_of(turns), make_composer("divopd", batch_size=batch), updates=14))
+    unread = list(turns)
+    for update, decision in enumerate(decisions):
+        visible = [t for t in unread if t.available_at <= update]
+        left = list(visible)
+        expected = literal.update(update, left)
+        read = visible[: len(visible) - len(left)]
+        unread = [t for t in unread if t not in read]
+        assert [c.key for c in decision.selected] == [t.key for t in expected["selected"]]
+        assert [c.key for c in decision.stale] == [t.key for t in expected["stale"]]
+        assert len(decision.pending) == len(literal.P)
+
+
+def test_a_replay_never_waits() -> None:
+    """A batch may be short or empty, and the default number of updates is the recording's own."""
+    decisions = list(replay(recording_of([turn("a", 0, available_at=2)]), make_composer("vanilla")))
+    assert [len(d.selected) for d in decisions] == [0, 0, 1]
+
+
+@pytest.fixture(scope="module", params=PRESETS)
+def synthetic(request: pytest.FixtureRequest) -> Recording:
+    return recording_of(synthesize(PRESETS[request.param], updates=UPDATES, seed=3), updates=UPDATES)
+
+
+def never_selected(recording: Recording, method: str) -> tuple[float, float]:
+    decisions = list(replay(recording, make_composer(method)))
+    used = utilization_of(recording, decisions, batch_size=64, max_staleness=2)
+    return used.never_selected, used.unreachable
+
+
+def test_the_presets_show_the_papers_picture(synthetic: Recording) -> None:
+    """Vanilla never selects 45-60 % of the valid rollouts, divopd at most 15 %, adaptive a point above the bound."""
+    assert 0.45 <= never_selected(synthetic, "vanilla")[0] <= 0.60
+    assert never_selected(synthetic, "divopd")[0] <= 0.15
+    adaptive, bound = never_selected(synthetic, "divopd-adaptive")
+    assert bound <= adaptive <= bound + 0.01
+
+
+def test_base_and_focus_reach_the_same_rollouts(synthetic: Recording) -> None:
+    reached = [
+        {c.rollout for decision in replay(synthetic, make_composer(name)) for c in decision.selected}
+        for name in ("divopd", "divopd-base")
+    ]
+    assert reached[0] == reached[1]
+
+
+def test_no_composer_beats_the_bound(synthetic: Recording) -> None:
+    for method in METHODS:
+        share, bound = never_selected(synthetic, method)
+        assert share >= bound
+
+
+def test_synthesis_is_seeded_and_whole() -> None:
+    """The same seed gives the same turns; rollouts arrive whole, in order of arrival, never before their policy."""
+    first, again, other = (list(synthesize(PRESETS["webshop"], updates=8, seed=s)) for s in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert [t.available_at for t in first] == sorted(t.available_at for t in first)
+    assert all(t.version <= t.available_at < 8 for t in first)
+    assert all(t.turn == i for i, t in enumerate(first[: first[0].rollout_turns]))
+    later = next(t for t in first if t.turn == 1)
+    before = next(t for t in first if t.rollout == later.rollout)
+    assert later.prompt_ids[: before.tokens] == [*before.prompt_ids, *before.response_ids]
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0, 2.0, 4.0])
+def test_the_load_is_what_was_asked(load: float) -> None:
+    """Turns that really arrive, by slots, come within 15 % of the load, once the first rollouts are through."""
+    model = with_load(replace(PRESETS["webshop"], explorers=200, batch_size=400), load)
+    assert load_of(model) == pytest.approx(load, rel=0.02)
+    turns = list(synthesize(model, updates=12, seed=0))
+    arrived = sum(t.available_at >= 4 for t in turns)
+    assert arrived / (8 * model.batch_size) == pytest.approx(load, rel=0.15)
