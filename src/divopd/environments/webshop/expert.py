@@ -46,7 +46,7 @@ class Expert:
     def reset(self, observation: Observation) -> None:
         """Starts a rollout with its first observation."""
         strings = observation.text.split(SEPARATOR)
-        self._wish = read_wish(strings[strings.index("Search") - 1])
+        self._wish = read_wish(next(string for string in strings if string not in ("WebShop", "Instruction:")))
         self._items: dict[str, _Item] = {}
         self._listed: list[str] = []  # the products on the result page last seen
         self._current = ""  # the product whose page or sub-page is open
@@ -91,17 +91,14 @@ class Expert:
             self._remember_results(strings, clickable)
         elif clicked == FEATURES.lower() and self._current in self._items:
             item = self._items[self._current]
-            item.text += " " + " ".join(strings[strings.index(PREVIOUS) + 1 :])
+            item.text += " " + " ".join(_after(strings, PREVIOUS))
             item.features_read = True
 
     def _remember_results(self, strings: list[str], clickable: list[str]) -> None:
         self._current, self._chosen, self._listed = "", {}, []
         self._page = next((int(match.group(1)) for string in strings if (match := _PAGE.match(string))), 1)
-        start = strings.index(NEXT) + 1
-        # three strings a product; an observation that was cut may end in the middle of one
-        for name, title, price in zip(
-            strings[start::3], strings[start + 1 :: 3], strings[start + 2 :: 3], strict=False
-        ):
+        rows = _after(strings, NEXT)  # three strings a product; a page that was cut may end in the middle of one
+        for name, title, price in zip(rows[::3], rows[1::3], rows[2::3], strict=False):
             lowest = re.search(r"[\d.]+", price)
             if name.lower() in clickable and lowest:
                 item = self._items.setdefault(name.lower(), _Item(float(lowest.group()), title, rank=0))
@@ -111,9 +108,10 @@ class Expert:
     def _remember_item(self, strings: list[str], clickable: list[str], *, clicked: str) -> None:
         if clicked in self._items:
             self._current, self._chosen = clicked, {}
-        end = next((place for place, string in enumerate(strings) if string.startswith("Price: ")), len(strings)) - 1
+        rows = _after(strings, PREVIOUS)
+        end = next((place for place, string in enumerate(rows) if string.startswith("Price: ")), len(rows) + 1) - 1
         offered: dict[str, list[str]] = {}
-        for string in strings[strings.index(PREVIOUS) + 1 : end]:
+        for string in rows[:end]:
             value = string.removeprefix(SHORT.chosen_mark)
             if value in clickable and offered:
                 offered[next(reversed(offered))].append(value)
@@ -168,7 +166,13 @@ class Expert:
         if not self._own_search and promise < 1 and self._left >= self._turns_to_compare():
             return BACK.lower()
         rival = max((self._promise(self._items[name]) for name in self._listed if name != self._current), default=0.0)
-        needed = 1 + self._turns_to_compare() if fits else len(self._wish.options) + 3
-        if rival > promise and self._left >= needed:
+        if rival > promise and self._left >= (1 + self._turns_to_compare() if fits else len(self._wish.options) + 3):
             return PREVIOUS.lower()
+        if not fits and self._page < _LAST_PAGE and self._left > self._turns_to_compare():
+            return PREVIOUS.lower()  # and to the next page from there
         return missing[0] if missing and self._left > 1 else BUY.lower()
+
+
+def _after(strings: list[str], label: str) -> list[str]:
+    """The strings behind a label; none if the page was cut before it."""
+    return strings[strings.index(label) + 1 :] if label in strings else []

@@ -1,0 +1,161 @@
+"""WebShop: searches per second and agreement with a plain BM25, and actions per second of the environment.
+
+The reference is BM25 written out term by term over the same tokens, once as the formula stands and once with document
+lengths rounded to one byte as Lucene stores them, which is the nearest to the original's index that runs without Java.
+bm25s with its own tokenizer is measured beside it. Products: the official ones under DIVOPD_DATA, else the synthetic
+catalogue; queries: what the expert searches for the test goals.
+"""
+
+import heapq
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import bm25s
+import Stemmer
+
+from divopd.environments.webshop import HORIZON, Expert, Shop, WebShop, open_shop
+from divopd.environments.webshop.search import K1, TOP, B, SearchIndex, searchable_text
+from divopd.environments.webshop.wish import read_wish
+
+QUERIES = 300
+Search = Callable[[str], Sequence[int]]
+
+
+class PlainBM25:
+    """Robertson's formula with Lucene's idf, as plain as it can be written."""
+
+    def __init__(self, index: SearchIndex, texts: list[str], *, length_of: Callable[[int], int]) -> None:
+        documents = [index.stems(text) for text in texts]
+        self._stems = index.stems
+        self._counts = [Counter(document) for document in documents]
+        self._found_in = Counter(stem for counts in self._counts for stem in counts)
+        mean = sum(map(len, documents)) / len(documents)
+        self._norms = [K1 * (1 - B + B * length_of(len(document)) / mean) for document in documents]
+
+    def search(self, query: str) -> list[int]:
+        stems = self._stems(query)
+        scores = [self._score(stems, number) for number in range(len(self._counts))]
+        best = heapq.nsmallest(TOP, range(len(scores)), key=lambda number: (-scores[number], number))
+        return [number for number in best if scores[number] > 0]
+
+    def _score(self, stems: list[str], number: int) -> float:
+        counts, norm = self._counts[number], self._norms[number]
+        return sum(self._idf(stem) * counts[stem] / (counts[stem] + norm) for stem in stems if stem in counts)
+
+    def _idf(self, stem: str) -> float:
+        found_in = self._found_in[stem]
+        return math.log(1 + (len(self._counts) - found_in + 0.5) / (found_in + 0.5))
+
+
+def lucene_length(length: int) -> int:
+    """A document length after a round trip through Lucene's one byte: exact below 40, then four leading bits."""
+    exact = 24
+    if length < exact:
+        return length
+    shift = max((length - exact).bit_length() - 4, 0)
+    return exact + ((length - exact) >> shift << shift)
+
+
+def stock_search(texts: list[str]) -> Search:
+    """bm25s with the tokenizer it comes with, its English stop words and the same stemmer."""
+    stemmer = Stemmer.Stemmer("porter")
+    index = bm25s.BM25(method="lucene", k1=K1, b=B)
+    index.index(bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False), show_progress=False)
+
+    def search(query: str) -> list[int]:
+        tokens = bm25s.tokenize(query, stopwords="en", stemmer=stemmer, show_progress=False, return_ids=False)
+        found, _ = index.retrieve(tokens, k=min(TOP, len(texts)), show_progress=False)
+        return [int(number) for number in found[0]]
+
+    return search
+
+
+def agreement(ours: list[Sequence[int]], theirs: list[Sequence[int]]) -> dict[str, float]:
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "top1": sum(a[:1] == b[:1] for a, b in ((list(a), list(b)) for a, b in pairs)) / len(pairs),
+        "overlap_at_10": sum(len({*a[:10]} & {*b[:10]}) / max(len(b[:10]), 1) for a, b in pairs) / len(pairs),
+    }
+
+
+def answers_per_s(search: Search, queries: list[str]) -> tuple[list[Sequence[int]], float]:
+    start = time.perf_counter()
+    answers = [search(query) for query in queries]
+    return answers, len(queries) / (time.perf_counter() - start)
+
+
+def actions_per_s(shop: Shop, tasks: list[str], choose: Callable[[str, list[str]], str]) -> float:
+    """Of the environment alone: random allowed actions, a search from `choose` where there is a search bar."""
+    environment, actions, seconds = WebShop(shop), 0, 0.0
+    for task in tasks:
+        observation = environment.reset(task)
+        query = read_wish(shop.goal(task).text).query
+        for _ in range(HORIZON):
+            action = choose(query, observation.allowed_actions or [])
+            start = time.perf_counter()
+            observation = environment.step(action)
+            seconds += time.perf_counter() - start
+            actions += 1
+            if observation.done:
+                break
+    return actions / seconds
+
+
+def expert_success(shop: Shop, tasks: list[str]) -> dict[str, float]:
+    environment, expert, successes, reward = WebShop(shop), Expert(), 0, 0.0
+    for task in tasks:
+        observation = environment.reset(task)
+        expert.reset(observation)
+        for _ in range(HORIZON):
+            observation = environment.step(expert.act(observation))
+            if observation.done:
+                break
+        successes += observation.success
+        reward += observation.reward
+    return {"success": successes / len(tasks), "mean_reward": reward / len(tasks)}
+
+
+def run() -> dict[str, object]:
+    folder = Path(os.environ.get("DIVOPD_DATA", "")) / "webshop"
+    data = folder if "DIVOPD_DATA" in os.environ and folder.is_dir() else None
+    shop = open_shop(data)
+    tasks = shop.tasks("test")[:QUERIES]
+    queries = [read_wish(shop.goal(task).text).query for task in tasks]
+    texts = [searchable_text(product) for product in shop.products]
+    plain = PlainBM25(shop.index, texts, length_of=lambda length: length)
+    rounded = PlainBM25(shop.index, texts, length_of=lucene_length)
+
+    ours, ours_per_s = answers_per_s(shop.index.search, queries)
+    reference, reference_per_s = answers_per_s(plain.search, queries)
+    lucene_like, _ = answers_per_s(rounded.search, queries)
+    stock, stock_per_s = answers_per_s(stock_search(texts), queries)
+    rng = random.Random(0)
+
+    def choose(query: str, allowed: list[str]) -> str:
+        action = rng.choice(allowed)
+        return f"search[{query}]" if action.startswith("search[") else action
+
+    return {
+        "bench": "webshop",
+        "ratio": ours_per_s / reference_per_s,
+        "unit": "searches per second",
+        "ours": ours_per_s,
+        "reference": reference_per_s,
+        "detail": {
+            "products": len(shop.products),
+            "goals": len(shop.goals),
+            "queries": len(queries),
+            "actions_per_s": actions_per_s(shop, tasks, choose),
+            "agreement_with_plain_bm25": agreement(ours, reference),
+            "agreement_with_lucene_lengths": agreement(ours, lucene_like),
+            "stock_tokenizer_agreement_with_plain_bm25": agreement(stock, reference),
+            "stock_tokenizer_searches_per_s": stock_per_s,
+            "expert_on_these_goals": expert_success(shop, tasks),
+            "expert_on_synthetic_catalogue": expert_success(made_up := open_shop(), made_up.tasks("test")),
+        },
+    }
