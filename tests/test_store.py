@@ -437,7 +437,7 @@ def test_a_reader_sees_one_moment_and_changes_nothing(store: Store) -> None:
 
 def test_a_locked_store_is_an_error_after_a_stated_wait(store: Store) -> None:
     """While another process holds the lock for too long, a put gives up with a StoreError and stores nothing."""
-    store._db.execute("PRAGMA busy_timeout = 50")
+    store.lock_wait_s = 0.05
     holder = sqlite3.connect(store.path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked"):

@@ -121,6 +121,7 @@ def connect(path: Path, *, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
             schema = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"
             if [sql for (sql,) in connection.execute(schema)] != list(TABLES):
                 raise NotAStoreError(f"{path}: its tables are not those of a divopd store of format {FORMAT}")
+            connection.execute("PRAGMA busy_timeout = 0")  # from here on transactions wait in their own way
         except BaseException:
             connection.close()
             raise

@@ -1,0 +1,198 @@
+"""The store against an in-memory queue and against plain SQLite: put, compose and journal, read.
+
+Rollouts of 15 turns, of about 5 KB and 23 KB each, put durably (synchronous=FULL) by 1 and by 4 processes. Plain SQLite
+is what one writes first: a row of JSON a turn, committed one at a time, as durable. queue.Queue keeps nothing at all.
+The best of a few rounds counts, because the machine may be shared; processor time is given beside it.
+"""
+
+import json
+import queue
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from random import Random
+from statistics import median
+from threading import Thread
+from typing import Any
+
+from divopd.composers import make_composer
+from divopd.store import Store
+from divopd.turns import Rollout, Turn, turn_from_json, turn_to_json
+
+SIZES = {"5KB": (1000, 50), "23KB": (5000, 140)}  # prompt and response tokens
+TURNS = 15
+WRITERS = (1, 4)
+ROLLOUTS = 60  # a round, by all writers together
+ROUNDS = 3
+UPDATES = 12
+
+
+def run() -> dict:
+    detail: dict[str, Any] = {name: _measure(name) for name in SIZES}
+    ours, plain = (detail["5KB"]["put_turns_per_s"][side]["4 writers"] for side in ("store", "plain_sqlite"))
+    return {
+        "bench": "store",
+        "ratio": ours / plain,
+        "unit": "turns of 5 KB per second put durably by 4 writers, against plain one-row-at-a-time SQLite",
+        "ours": ours,
+        "reference": plain,
+        "detail": detail,
+    }
+
+
+def _measure(size: str) -> dict[str, Any]:
+    rollouts = [_rollout(f"r{number}", size) for number in range(ROLLOUTS)]
+    sides = {"store": _put_into_store, "plain_sqlite": _put_into_plain_sqlite}
+    put: dict[str, dict[str, float]] = {
+        name: {f"{writers} writers": _processes(write, rollouts, writers) for writers in WRITERS}
+        for name, write in sides.items()
+    }
+    put["queue"] = {f"{writers} writers": _through_queue(rollouts, writers) for writers in WRITERS}
+    return {"put_turns_per_s": put, **_one_process(rollouts, size)}
+
+
+def _rollout(name: str, size: str) -> Rollout:
+    rng, (prompt, response) = Random(f"{name}/{size}"), SIZES[size]
+    ids = [rng.randrange(150_000) for _ in range(prompt)]
+    turns = (
+        Turn(
+            name,
+            number,
+            "heat an egg",
+            0,
+            prompt_ids=ids,
+            response_ids=ids[:response],
+            student_logprobs=[-rng.random() for _ in range(response)],
+            teacher_logprobs=[-2 * rng.random() for _ in range(response)],
+            action_mask=[1] * response,
+        )
+        for number in range(TURNS)
+    )
+    return Rollout(name, tuple(turns))
+
+
+# ── many writers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _put_into_store(folder: Path, rollouts: Iterable[Rollout]) -> None:
+    with Store.open(folder) as store:
+        for rollout in rollouts:
+            store.put(rollout)
+
+
+def _put_into_plain_sqlite(folder: Path, rollouts: Iterable[Rollout]) -> None:
+    connection = sqlite3.connect(folder / "plain.db", timeout=60)
+    connection.execute("PRAGMA synchronous = FULL")
+    for rollout in rollouts:
+        for turn in rollout.turns:
+            row = (turn.rollout, turn.turn, json.dumps(turn_to_json(turn)))
+            connection.execute("INSERT INTO turns VALUES (?, ?, ?)", row)
+            connection.commit()
+    connection.close()
+
+
+def _processes(write: Callable[[Path, list[Rollout]], None], rollouts: list[Rollout], writers: int) -> float:
+    """Turns per second, from the moment all writers are ready to the last commit; the best of the rounds."""
+    context = get_context("fork")  # the children inherit the rollouts; no connection is open yet
+    return max(_one_round(write, rollouts, writers, context) for _ in range(ROUNDS))
+
+
+def _one_round(write: Any, rollouts: list[Rollout], writers: int, context: Any) -> float:
+    with tempfile.TemporaryDirectory() as name:
+        folder, barrier = Path(name), context.Barrier(writers + 1)
+        Store.create(folder / "store.db").close()
+        _create_plain(folder / "plain.db")
+        parts = [rollouts[place::writers] for place in range(writers)]
+        processes = [context.Process(target=_writer, args=(write, folder, part, barrier)) for part in parts]
+        for process in processes:
+            process.start()
+        barrier.wait()
+        started = time.perf_counter()
+        for process in processes:
+            process.join()
+        return len(rollouts) * TURNS / (time.perf_counter() - started)
+
+
+def _writer(write: Any, folder: Path, rollouts: list[Rollout], barrier: Barrier) -> None:
+    barrier.wait()
+    write(folder, rollouts)
+
+
+def _create_plain(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE turns (rollout TEXT, turn INTEGER, json TEXT, PRIMARY KEY (rollout, turn))")
+    connection.close()
+
+
+def _through_queue(rollouts: list[Rollout], writers: int) -> float:
+    """The same turns through queue.Queue, by threads: not durable, not shared by processes."""
+    turns: queue.Queue[Turn] = queue.Queue()
+
+    def put(part: list[Rollout]) -> None:
+        for rollout in part:
+            for turn in rollout.turns:
+                turns.put(turn)
+
+    threads = [Thread(target=put, args=(rollouts[place::writers],)) for place in range(writers)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(rollouts) * TURNS / (time.perf_counter() - started)
+
+
+# ── one process: processor time, composing, reading ───────────────────────────────────────────────────────────────
+
+
+def _one_process(rollouts: list[Rollout], size: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name, Store.create(Path(name) / "store.db") as store:
+        started = time.process_time()
+        for rollout in rollouts:
+            store.put(rollout)
+        put_cpu_s = time.process_time() - started
+        composer, epoch = make_composer("divopd", max_staleness=1000, max_pending_age=1000), store.begin_learner()
+        composed: list[float] = []
+        served: list[float] = []
+        for update in range(UPDATES):
+            for number in range(5):  # as many turns as the batch takes out: the pool holds 256
+                store.put(_rollout(f"u{update}.{number}", size))
+            composed.append(_seconds(lambda q=update: store.compose(composer, update=q, epoch=epoch)))
+            served.append(_seconds(lambda q=update: store.batch(q)))
+    both, read = 1000 * median(composed), 1000 * median(served)
+    return {
+        "put_processor_us_per_turn": 1e6 * put_cpu_s / (len(rollouts) * TURNS),
+        "compose_64_of_256_and_journal_ms": both - read,
+        "read_64_turns_ms": read,
+        "compose_journal_and_read_ms": both,
+        "read_turns_per_s": 64 / (read / 1000),
+        "plain_sqlite_read_turns_per_s": _read_plain(rollouts),
+    }
+
+
+def _read_plain(rollouts: list[Rollout]) -> float:
+    with tempfile.TemporaryDirectory() as name:
+        _create_plain(Path(name) / "plain.db")
+        _put_into_plain_sqlite(Path(name), rollouts[:10])
+        connection = sqlite3.connect(Path(name) / "plain.db")
+        keys = [turn.key for rollout in rollouts[:10] for turn in rollout.turns][:64]
+
+        def read() -> None:
+            for key in keys:
+                text = connection.execute("SELECT json FROM turns WHERE rollout = ? AND turn = ?", key).fetchone()[0]
+                turn_from_json(json.loads(text))
+
+        seconds = median(_seconds(read) for _ in range(UPDATES))
+        connection.close()
+    return len(keys) / seconds
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
