@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 from divopd.environments.alfworld import AlfworldEnvironment, Game, Games, PackageEnvironment, open_games
+from divopd.environments.alfworld.problem import read_problem
 from divopd.environments.environment import Observation
 
 GOLDEN = Path(__file__).parent / "data" / "alfworld_golden.jsonl.xz"
@@ -28,7 +29,8 @@ def random_action(allowed: list[str], rng: random.Random) -> str:
     """A random verb, then a random command with it: picking commands at random would mostly walk about."""
     if rng.random() < 0.05:
         return rng.choice(NOT_ALLOWED)
-    verb = rng.choice(sorted({command.split()[0] for command in allowed}))
+    verbs = sorted({command.split()[0] for command in allowed} - ({"help"} if rng.random() < 0.9 else set()))
+    verb = rng.choice(verbs)
     action = rng.choice([command for command in allowed if command.split()[0] == verb])
     return f"  {action} " if rng.random() < 0.02 else action
 
@@ -41,18 +43,59 @@ def differences(ours: Observation, theirs: Observation) -> list[str]:
 
 
 def play(games: Games, task: str, package: PackageEnvironment, *, random_actions: int) -> list[tuple[str, Observation]]:
-    """The walkthrough and then random actions in both engines, which must agree. What was done and seen."""
-    native, rng = AlfworldEnvironment(games), random.Random(task)
+    """Walkthrough, chores and random actions in both engines, which must agree. What was done and seen."""
+    native, rng, game = AlfworldEnvironment(games), random.Random(task), games.game(task)
     ours, theirs = native.reset(task), package.reset(task)
     assert not differences(ours, theirs), (task, "reset", differences(ours, theirs))
-    walkthrough, done = list(games.game(task).walkthrough), [("", theirs)]
-    for turn in range(len(walkthrough) + random_actions):
-        action = walkthrough[turn] if turn < len(walkthrough) else random_action(theirs.allowed_actions or [], rng)
+    script, done = [*game.walkthrough, *chores(game)], [("", theirs)]
+    for turn in range(len(script) + random_actions):
+        action = script[turn] if turn < len(script) else random_action(theirs.allowed_actions or [], rng)
         ours, theirs = native.step(action), package.step(action)
         done.append((action, theirs))
         assert not differences(ours, theirs), (task, [action for action, _ in done], differences(ours, theirs))
-        assert turn + 1 != len(walkthrough) or ours.success, (task, "the walkthrough does not win")
+        assert turn + 1 != len(game.walkthrough) or ours.success, (task, "the walkthrough does not win")
     return done
+
+
+def chores(game: Game) -> list[str]:
+    """Where there are knives: slice every other food, then heat, cool and clean some, examining it all the time.
+
+    Random actions hardly ever get there. Some of these actions are not allowed when their turn comes, which is as well.
+    """
+    problem = read_problem(game.problem)
+    place = {
+        problem.objects[o]: name
+        for name, inside in zip(problem.receptacles, problem.contents, strict=True)
+        for o in inside
+    }
+    knives = [name for name in place if "knife" in name]
+    food = [name for o in sorted(problem.objects_that["sliceable"]) if (name := problem.objects[o]) in place]
+    actions: list[str] = []
+    for knife in knives[:1]:
+        actions += _fetch(knife, place[knife])
+        actions += [
+            action for thing in food[::2] for action in (f"go to {place[thing]}", f"slice {thing} with {knife}")
+        ]
+        actions += _bring_back(knife, place[knife])
+    for thing in food[:3] if knives else []:
+        actions += [*_fetch(thing, place[thing]), f"examine {thing}"]
+        for verb, appliance in (
+            ("heat", "microwave"),
+            ("cool", "fridge"),
+            ("clean", "sinkbasin"),
+            ("heat", "microwave"),
+        ):
+            actions += [f"go to {appliance} 1", f"{verb} {thing} with {appliance} 1", f"examine {thing}"]
+        actions += _bring_back(thing, place[thing])
+    return actions
+
+
+def _fetch(thing: str, place: str) -> list[str]:
+    return [f"go to {place}", f"open {place}", f"take {thing} from {place}"]
+
+
+def _bring_back(thing: str, place: str) -> list[str]:
+    return [f"go to {place}", f"open {place}", f"move {thing} to {place}"]
 
 
 class OneGame:

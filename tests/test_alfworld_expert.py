@@ -158,4 +158,4 @@ def test_games_are_the_same_with_any_hash_seed() -> None:
     assert digests == {KNOWN_DIGEST}
 
 
-KNOWN_DIGEST = "0c941f6ac8dde177adf10a12a5407d8d5fea257d6bde3d20492913d734140994"
+KNOWN_DIGEST = "b57160a2494a8c870877a1fde9b8e507b43d1cdf34cb66f601a033b4733ec7a5"

@@ -15,7 +15,7 @@ from divopd.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the package warns about its own imports
 
-RANDOM_ACTIONS = 75  # with 274 official games: more than 20,000 compared actions
+RANDOM_ACTIONS = 45  # with walkthroughs and chores in 274 official games: more than 20,000 compared actions
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_native_engine_equals_package_on_official_games(split: str) -> None:
     games = find_official_games()
     if games is None:
         pytest.skip("no official games: set DIVOPD_DATA or ALFWORLD_DATA")
-    assert compare(games, games.tasks(split)) >= 10_000
+    assert compare(games, games.tasks(split)) >= 9_000
 
 
 def test_native_engine_equals_package_on_train_games_with_things_that_are_nowhere() -> None:

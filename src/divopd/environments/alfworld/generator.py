@@ -6,7 +6,6 @@ can learn them; large homes are as full as the official ones. A game is a PDDL p
 
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -14,9 +13,10 @@ from typing import Literal, get_args
 from divopd.environments.alfworld import furniture
 from divopd.environments.alfworld.furniture import FITS
 from divopd.environments.alfworld.games import HORIZON, Game
-from divopd.environments.alfworld.problem import GOALS, TASK_TYPES, Goal, TaskType
+from divopd.environments.alfworld.problem import TASK_TYPES, Goal, TaskType
 from divopd.environments.alfworld.solver import solve
 from divopd.environments.alfworld.text import TASKS
+from divopd.environments.alfworld.writer import Receptacle, write_problem
 from divopd.errors import InputError, UnknownNameError
 
 Home = Literal["small", "large"]
@@ -108,14 +108,14 @@ class GeneratedGames:
 
     def game(self, task: str) -> Game:
         """The game of that name. InputError if it is no name of these splits."""
-        match = re.fullmatch(r"(\w+)/(\w+)/(\d{5})", task)
+        match = re.fullmatch(r"(\w+)/(\w+)/([0-9]{5})", task)
         if match is None or match[1] != self._home or int(match[3]) >= SPLIT_SIZES.get(match[2], 0):
             known = " or ".join(f"{self._home}/{split}/00000 to {size - 1:05d}" for split, size in SPLIT_SIZES.items())
             raise InputError(f"unknown generated ALFWorld task {task[:200]!r}; expected {known}")
         return generate(task, home=self._home, task_type=TASK_TYPES[int(match[3]) % len(TASK_TYPES)])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def generate(name: str, *, home: Home, task_type: TaskType) -> Game:
     """A game of that type; the same name always gives the same game. It can be won within the horizon."""
     rng = random.Random(f"alfworld/{name}")  # a string seeds alike on any machine and with any hash seed
@@ -136,14 +136,15 @@ def _furnish(name: str, home: Home, task_type: TaskType, rng: random.Random) -> 
     others = [thing for thing in room.things if thing != goal.thing]
     kinds += [rng.choice(others) for _ in range(rng.randint(*room.amount) - wanted)]
     kinds += [room.lamp] if room.lamp else []
-    spread = []
+    spread: list[tuple[str, Receptacle]] = []
     for kind in kinds:
         # What is wanted never starts where it should end: each game needs at least one action that places something.
         avoid = goal.place if kind == goal.thing else None
         options = [place for place in receptacles if kind in FITS[place[0]] and place[0] != avoid]
         if options:
             spread.append((kind, rng.choice(options)))
-    return goal, _write(name, goal, receptacles=receptacles, spread=spread, locations=_locate(receptacles, home, rng))
+    locations = _locate(receptacles, home, rng)
+    return goal, write_problem(name, goal, receptacles=receptacles, locations=locations, things=spread)
 
 
 def _choose_goal(room: Room, task_type: TaskType, kinds: set[str], rng: random.Random) -> Goal:
@@ -155,69 +156,10 @@ def _choose_goal(room: Room, task_type: TaskType, kinds: set[str], rng: random.R
     return Goal(task_type, *rng.choice([pair for pair in pairs if sum(pair[0] in FITS[kind] for kind in kinds) > 1]))
 
 
-def _locate(receptacles: list[tuple[str, int]], home: Home, rng: random.Random) -> list[int]:
+def _locate(receptacles: list[Receptacle], home: Home, rng: random.Random) -> list[int]:
     """A location for each receptacle. In large homes some share one, as official homes have it."""
     locations = list(range(1, len(receptacles) + 1))
     for i in range(1, len(receptacles) if home == "large" else 0):
         if rng.random() < 0.15:
             locations[i] = locations[i - 1]
     return locations
-
-
-def _write(
-    name: str,
-    goal: Goal,
-    *,
-    receptacles: list[tuple[str, int]],
-    locations: list[int],
-    spread: list[tuple[str, tuple[str, int]]],
-) -> str:
-    """The game as a PDDL problem of ALFWorld's domain."""
-    place_of = {place: f"loc_bar_{location:02d}" for place, location in zip(receptacles, locations, strict=True)}
-    things = [(f"{kind}_bar_{i:02d}", kind, place) for i, (kind, place) in enumerate(spread)]
-    facts = ["(atlocation agent1 loc_bar_00)"]
-    for place in receptacles:
-        facts += [
-            f"(receptacletype {_id(place)} {place[0]}type)",
-            f"(receptacleatlocation {_id(place)} {place_of[place]})",
-        ]
-        facts += [f"(openable {_id(place)})"] * (place[0] in furniture.OPENABLE)
-    for thing, kind, place in things:
-        facts += [f"(objecttype {thing} {kind}type)", f"(inreceptacle {thing} {_id(place)})"]
-        facts += [f"(objectatlocation {thing} {place_of[place]})"]
-        facts += [f"({fact} {thing})" for fact, kinds in _FACTS.items() if kind in kinds]
-        facts += [f"(pickupable {thing})"] * (kind not in furniture.TOGGLEABLE)
-    kinds, rooms = sorted({kind for _, kind, _ in things}), sorted({kind for kind, _ in receptacles})
-    facts += [f"(cancontain {place}type {kind}type)" for place in rooms for kind in kinds if kind in FITS[place]]
-    declared = [
-        "agent1 - agent",
-        *_declare("otype", {f"{kind}type" for kind in (*kinds, "knife", "butterknife")}),  # the domain names these
-        *_declare("rtype", {f"{kind}type" for kind in (*rooms, "sinkbasin", "microwave", "fridge")}),
-        *_declare("object", {thing for thing, _, _ in things}),
-        *_declare("receptacle", map(_id, receptacles)),
-        *_declare("location", {"loc_bar_00", *place_of.values()}),
-    ]
-    goal_text = GOALS[goal.task_type].format(thing=goal.thing, place=goal.place)
-    head = f"(define (problem {name.replace('/', '_')})\n(:domain alfred)\n(:objects\n"
-    return head + "\n".join(declared) + "\n)\n(:init\n" + "\n".join(facts) + f"\n)\n{goal_text}\n)\n"
-
-
-_FACTS = {
-    "cleanable": furniture.CLEANABLE,
-    "heatable": furniture.HEATABLE,
-    "coolable": furniture.COOLABLE,
-    "sliceable": furniture.SLICEABLE,
-    "toggleable": furniture.TOGGLEABLE,
-    "isreceptacleobject": furniture.CONTAINERS,
-}
-
-
-def _id(place: tuple[str, int]) -> str:
-    """The id of a receptacle. A basin is part of a sink or tub, and named after it."""
-    kind, number = place
-    whole = kind.removesuffix("basin")
-    return f"{whole}_bar_{number:02d}" if whole == kind else f"{whole}_bar_{number:02d}_bar_{kind}"
-
-
-def _declare(kind: str, names: Iterable[str]) -> list[str]:
-    return [f"{name} - {kind}" for name in sorted(names)]

@@ -90,7 +90,7 @@ class Problem:
     receptacles_that: Mapping[str, frozenset[int]]  # "openable", "opened" → receptacles
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def read_problem(text: str) -> Problem:
     """The game that the PDDL problem describes. InputError if it is not a game of ALFWorld's six task types."""
     text = re.sub(r";[^\n]*", "", text).lower()
