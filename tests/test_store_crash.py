@@ -206,3 +206,35 @@ def test_a_new_store_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
     named = next(place for place, call in enumerate(calls) if call.startswith("link"))
     assert ".partial>" in calls[named - 1]
     assert f"{tmp_path}>" in calls[named + 1]
+
+
+@needs_strace
+@pytest.mark.crash
+def test_a_put_is_synced_before_it_returns(tmp_path: Path) -> None:
+    """Between the last write of a put and its acknowledgement the log is synced: a power cut takes nothing back."""
+    script = (
+        "import os, sys; from store_processes import Store, make_rollout\n"
+        "store = Store.create(sys.argv[1])\n"
+        "for count in range(5): store.put(make_rollout(f'e.{count}')); os.write(1, b'acknowledged')"
+    )
+    trace = tmp_path / "trace"
+    command = [
+        "strace",
+        "-f",
+        "-y",
+        "-o",
+        str(trace),
+        "-e",
+        "trace=pwrite64,fdatasync,fsync,write",
+        sys.executable,
+        "-c",
+    ]
+    folder = str(Path(store_processes.__file__).parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+    subprocess.run(
+        [*command, script, str(tmp_path / "store.db")], check=True, env=environment, stdout=subprocess.DEVNULL
+    )
+    calls = [line for line in trace.read_text().splitlines() if "store.db-wal>" in line or "acknowledged" in line]
+    acknowledged = [place for place, line in enumerate(calls) if "acknowledged" in line]
+    assert len(acknowledged) == 5
+    assert all("sync(" in calls[place - 1] for place in acknowledged)
