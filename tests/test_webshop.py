@@ -316,6 +316,13 @@ def test_an_action_that_is_not_understood_changes_nothing(shop: Shop, action: st
     assert environment.step("search[shoes]").valid
 
 
+def test_a_search_finds_only_products_that_share_a_word(made_up: Shop) -> None:
+    """A word of fewer than 50 products finds exactly those, in a catalogue of many more."""
+    having = {number for number, product in enumerate(made_up.products) if product.title.startswith("Norvik ")}
+    assert 0 < len(having) < 50 < len(made_up.products)
+    assert set(made_up.index.search("norvik")) == having
+
+
 def test_a_query_of_unknown_words_finds_nothing(shop: Shop) -> None:
     """No shared word, no product; stop words and symbols alone find nothing either."""
     environment = WebShop(shop)

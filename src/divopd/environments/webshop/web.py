@@ -112,7 +112,7 @@ def _handler(visit: Visit, path: str) -> type[BaseHTTPRequestHandler]:
 
         def _is_welcome(self) -> bool:
             """Only requests for this very host and token: no other page and no rebound name gets an answer."""
-            own_hosts = {f"{name}:{self.server.server_address[1]}" for name in (LOOPBACK, "localhost")}
+            own_hosts = {f"{name}:{self.connection.getsockname()[1]}" for name in (LOOPBACK, "localhost")}
             if self.headers.get("Host") not in own_hosts:
                 self._send(HTTPStatus.FORBIDDEN, "<p>Wrong host.</p>")
                 return False
