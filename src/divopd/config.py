@@ -1,0 +1,404 @@
+"""The configuration of a run: typed, frozen, and checked before anything starts.
+
+    config = load_config(Path("configs/default/divopd.yaml"), ["learner.lr=1e-5"])
+
+A YAML file may extend another one (`extends: ../common.yaml`, relative to itself): mappings are merged key by key, all
+other values are replaced. What no file says has the paper's value. What depends on the environment (its horizon, its
+evaluation, the look of its prompts) is filled in, so that the resolved configuration stored with a run says all of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from divopd.composers import METHODS, Composer, Settings
+from divopd.environments import EnvironmentEntry, find_entry
+from divopd.errors import InputError, UnknownNameError
+from divopd.learner import Optimization
+from divopd.models.transformers_policy import Lora
+from divopd.prompts import PromptStyle, style_for
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Name = Annotated[str, Field(min_length=1)]
+SHARED = ("method", "seed", "total_updates")  # fields of the composer's settings that stand elsewhere in a file
+PACKAGES = ("divopd", "numpy", "torch", "transformers", "tokenizers", "safetensors", "peft", "scienceworld", "alfworld")
+
+
+class Part(BaseModel):
+    """A section of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class EnvironmentPart(Part):
+    """Where rollouts happen. `settings` are given to the environment; the rest is the table's unless it is said."""
+
+    name: str = "alfworld-small"
+    settings: dict[str, Any] = {}
+    train_split: str
+    evaluation_split: str
+    horizon: PositiveInt
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            find_entry(name)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+
+class ModelPart(Part):
+    """A model: a folder in the ordinary Hugging Face format, or `embedded:NAME`, built on first use."""
+
+    model: Name
+    dtype: Dtype = "float32"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+
+
+class StudentPart(ModelPart):
+    """The model that is trained; with `lora`, only adapters are."""
+
+    model: Name = "embedded:student"
+    lora: Lora | None = None
+
+
+class TeacherPart(ModelPart):
+    """The frozen model. `url`: an OpenAI-compatible server in its place, which knows it as `model`.
+
+    `by_task`: other teachers for tasks whose name fits a pattern such as `pick_*`, each a folder or a url; the first
+    that fits counts.
+    """
+
+    model: Name = "embedded:teacher"
+    url: str | None = None
+    timeout_s: PositiveFloat = 60.0
+    by_task: dict[str, Name] = {}
+
+
+@dataclass(frozen=True)
+class LearnerPart(Optimization):
+    """How an update is made, how many there are, and how long the learner waits for a full batch."""
+
+    updates: int = 250
+    max_wait_s: float = 600.0
+    checkpoint_every: int = 10  # updates
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "max_grad_norm", "max_tokens", "updates", "max_wait_s", "checkpoint_every"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"{name} is {getattr(self, name)}; expected more than 0")
+
+
+class ExplorerPart(Part):
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (SPEC §7); null: they never do."""
+
+    rollouts_in_flight: PositiveInt = 16  # of one process
+    processes: PositiveInt = 1
+    temperature: PositiveFloat = 1.0
+    max_response_tokens: PositiveInt = 512
+    sync_interval: PositiveInt = 1  # updates between two sets of weights
+    max_backlog: PositiveInt | None = None
+
+
+class RecoveryPart(Part):
+    """When the teacher acts for a stuck student (SPEC §6.3), in turns and updates; used by divopd-r only."""
+
+    patience: PositiveInt = 4
+    takeover: PositiveInt = 6
+    warmup: NonNegativeInt = 0
+
+
+class CurriculumPart(Part):
+    """TCOD-F2B allows one turn more every `growth` explorer steps (η of SPEC §6.4)."""
+
+    growth: PositiveInt = 6
+
+
+class EvaluationPart(Part):
+    """The first so many `tasks` of the evaluation split, every so many updates."""
+
+    every: PositiveInt = 5
+    tasks: PositiveInt
+    temperature: NonNegativeFloat = 0.4
+    in_flight: PositiveInt = 64
+
+
+class Costs(Part):
+    """Seconds on the virtual clock (SPEC §7).
+
+    A rollout takes `rollout_s`, then for each turn `environment_step_s`, the new prompt tokens it reads and the tokens
+    it generates; then the teacher scores its tokens. An update takes `update_s` and the tokens of its rows.
+    """
+
+    rollout_s: NonNegativeFloat = 0.5
+    environment_step_s: NonNegativeFloat = 0.05
+    read_token_s: NonNegativeFloat = 1e-4
+    generated_token_s: NonNegativeFloat = 0.02
+    scored_token_s: NonNegativeFloat = 1e-4
+    trained_token_s: NonNegativeFloat = 1e-4
+    update_s: NonNegativeFloat = 1.0
+
+
+def _say_where(value: Any, validate: Any) -> Any:
+    """Let pydantic know where a dataclass refused its values."""
+    try:
+        return validate(value)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+Checked = WrapValidator(_say_where)
+
+
+class Config(Part):
+    """Everything a run depends on. `prompts`, `composer` and `learner` are what those parts take, as they are."""
+
+    seed: NonNegativeInt = 0
+    method: str = "divopd"
+    clock: Literal["simulated", "live"] = "simulated"
+    threads: PositiveInt = 1  # of torch in each process: another number rounds differently
+    environment: EnvironmentPart
+    prompts: Annotated[PromptStyle, Checked]
+    student: StudentPart = StudentPart()
+    teacher: TeacherPart = TeacherPart()
+    composer: Annotated[Settings, Checked]
+    learner: Annotated[LearnerPart, Checked] = LearnerPart()
+    explorer: ExplorerPart = ExplorerPart()
+    recovery: RecoveryPart = RecoveryPart()
+    curriculum: CurriculumPart = CurriculumPart()
+    evaluation: EvaluationPart
+    costs: Costs = Costs()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        return _completed(given) if isinstance(given, Mapping) else given
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str) -> str:
+        if method not in METHODS:
+            raise ValueError(str(UnknownNameError("method", method, METHODS)))
+        return method
+
+    @model_validator(mode="after")
+    def _trainable(self) -> "Config":
+        if self.student.dtype not in ("float32", "float64") and self.student.lora is None:
+            raise ValueError(
+                f"student.dtype is {self.student.dtype}; expected float32, so that small steps are not rounded away "
+                "(learner.compute: bfloat16 makes the products cheaper), or adapters (student.lora)"
+            )
+        return self
+
+    def make_composer(self) -> Composer:
+        """A new composer for this run."""
+        return METHODS[self.method](self.composer)
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything as plain data; the versions of the installed packages stand under `versions`."""
+        data = self.model_dump(mode="json", exclude={"composer": set(SHARED)})
+        return data | {"versions": package_versions()}
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as a file that `load_config` reads back to an equal one."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=120)
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of the installed packages that a run depends on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Fill in what depends on other sections. What is wrong is left as it is: validation tells."""
+    data = dict(given)
+    environment = _section(data, "environment")
+    name = environment.setdefault("name", "alfworld-small")
+    entry = _entry_or_none(name)
+    if entry is not None:
+        table = {"train_split": "train", "evaluation_split": entry.evaluation_split, "horizon": entry.horizon}
+        _fill(environment, table)
+        _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
+    prompts = _section(data, "prompts")
+    _fill(prompts, asdict(style_for(str(name), answer="terse" if prompts.get("answer") == "terse" else "think")))
+    composer = _section(data, "composer")
+    for shared, place in {"method": "method", "seed": "seed", "total_updates": "learner.updates"}.items():
+        if shared in composer:
+            raise ValueError(f"composer.{shared} is {composer[shared]!r}; expected nothing there: set {place} instead")
+    learner = data.get("learner", {})
+    updates = learner.get("updates", LearnerPart.updates) if isinstance(learner, Mapping) else LearnerPart.updates
+    composer |= {"method": data.get("method", "divopd"), "seed": data.get("seed", 0), "total_updates": updates}
+    return data
+
+
+def _section(data: dict[Any, Any], name: str) -> dict[Any, Any]:
+    """A copy of a section that may be filled; one that is no mapping is left for validation to refuse."""
+    given = data.get(name, {})
+    if not isinstance(given, Mapping):
+        return {}
+    data[name] = dict(given)
+    return data[name]
+
+
+def _fill(section: dict[Any, Any], defaults: Mapping[str, Any]) -> None:
+    for name, value in defaults.items():
+        if section.get(name) is None:
+            section[name] = value
+
+
+def _entry_or_none(name: object) -> EnvironmentEntry | None:
+    try:
+        return find_entry(name) if isinstance(name, str) else None
+    except InputError:
+        return None
+
+
+# ── files and overrides ───────────────────────────────────────────────────────────────────────────────────────────
+
+Origins = dict[tuple[str, ...], str]  # where each value was said: a file, or an option of the command line
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a file, what it extends, and then overrides such as `learner.lr=1e-5`, whose values are YAML.
+
+    Anything wrong is an InputError of one line that names the file or override, the field, what was got and what was
+    expected. `versions`, which a stored configuration has, tells about the past and is no setting.
+    """
+    file = Path(path)
+    origins: Origins = {(): str(file)}
+    data = _read(file, origins, chain=())
+    data.pop("versions", None)
+    for override in overrides:
+        _merge(data, _parse_override(override), f"--set {override}", origins)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        # the composer repeats values of other sections: those sections say better what is wrong
+        first = min(error.errors(), key=lambda detail: detail["loc"][:1] == ("composer",))
+        raise InputError(_message(first, origins)) from None
+
+
+def _read(file: Path, origins: Origins, *, chain: tuple[Path, ...]) -> dict[str, Any]:
+    """A file merged over what it extends."""
+    here = file.resolve()
+    if here in chain:
+        raise InputError(f"{file}: extends is a circle: {' → '.join(link.name for link in (*chain, here))}")
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        asked = f" (extended by {chain[-1]})" if chain else ""
+        raise InputError(f"{file}: cannot be read{asked}: {error.strerror}; expected a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
+    data = {} if data is None else data
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: holds {_shown(data)}; expected a mapping such as `method: divopd`")
+    base = data.pop("extends", None)
+    if base is None:
+        merged: dict[str, Any] = {}
+    elif isinstance(base, str):
+        merged = _read(file.parent / base, origins, chain=(*chain, here))
+    else:
+        raise InputError(f"{file}: extends is {_shown(base)}; expected one file, relative to this one")
+    _merge(merged, data, str(file), origins)
+    return merged
+
+
+def _merge(
+    into: dict[Any, Any], data: Mapping[Any, Any], origin: str, origins: Origins, at: tuple[str, ...] = ()
+) -> None:
+    for key, value in data.items():
+        here = (*at, str(key))
+        origins[here] = origin
+        if isinstance(value, bool) and here[:2] != ("environment", "settings"):
+            raise InputError(
+                f"{origin}: {'.'.join(here)} is {value}, as YAML reads yes, no, on and off; no setting is that"
+            )
+        if isinstance(value, Mapping):
+            below = into.get(key)
+            into[key] = dict(below) if isinstance(below, Mapping) else {}
+            _merge(into[key], value, origin, origins, here)
+        else:
+            into[key] = value
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise InputError(f"--set {override}: expected KEY=VALUE with a key such as learner.lr")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"--set {override}: the value {text!r} is not YAML; quote it") from None
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _message(detail: ErrorDetails, origins: Origins) -> str:
+    """One line about the first thing that is wrong."""
+    at = tuple(str(part) for part in detail["loc"])
+    what = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    field = ".".join(at)
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{_origin(at, origins)}: {UnknownNameError('key', field, _known_keys(at[:-1]))}"
+    if detail["type"] == "value_error":  # our own sentence: it names the field of a section and its value
+        named = [key for key in origins if key[: len(at)] == at and key != at and f"{key[-1]} is " in what]
+        section = f"{field}: " if field else ""
+        return f"{_origin(named[0] if named else at, origins)}: {section}{what}"
+    if detail["type"] == "missing":
+        return f"{_origin(at, origins)}: {field} is missing"
+    if "instance of" in what:
+        what = "a mapping of its settings"
+    return f"{_origin(at, origins)}: {field} is {_shown(detail['input'])}; expected {what}"
+
+
+def _origin(at: tuple[str, ...], origins: Origins) -> str:
+    return next(origins[at[:length]] for length in range(len(at), -1, -1) if at[:length] in origins)
+
+
+def _known_keys(at: tuple[str, ...]) -> list[str]:
+    """The keys that stand at a place of the configuration, written in full."""
+    kind: Any = Config
+    for name in at:
+        kind = _annotations(kind)[name]
+        kind = next((option for option in get_args(kind) if is_dataclass(option)), kind)
+    hidden = SHARED if kind is Settings else ()
+    return [".".join((*at, name)) for name in _annotations(kind) if name not in hidden]
+
+
+def _annotations(kind: Any) -> dict[str, Any]:
+    if is_dataclass(kind):
+        return {option.name: option.type for option in fields(kind)}
+    return {name: info.annotation for name, info in kind.model_fields.items()}
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}…"
