@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from divopd.composers import METHODS, Composer, Settings
+from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
 from divopd.learner import Optimization
@@ -279,9 +280,7 @@ def _entry_or_none(name: object) -> EnvironmentEntry | None:
         return None
 
 
-# ── files and overrides ───────────────────────────────────────────────────────────────────────────────────────────
-
-Origins = dict[tuple[str, ...], str]  # where each value was said: a file, or an option of the command line
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -290,97 +289,32 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Anything wrong is an InputError of one line that names the file or override, the field, what was got and what was
     expected. `versions`, which a stored configuration has, tells about the past and is no setting.
     """
-    file = Path(path)
-    origins: Origins = {(): str(file)}
-    data = _read(file, origins, chain=())
-    data.pop("versions", None)
-    for override in overrides:
-        _merge(data, _parse_override(override), f"--set {override}", origins)
+    layered = read_layers(Path(path), overrides)
+    settings = {name: value for name, value in layered.data.items() if name != "versions"}
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(settings)
     except ValidationError as error:
         # the composer repeats values of other sections: those sections say better what is wrong
         first = min(error.errors(), key=lambda detail: detail["loc"][:1] == ("composer",))
-        raise InputError(_message(first, origins)) from None
+        raise InputError(_message(first, layered)) from None
 
 
-def _read(file: Path, origins: Origins, *, chain: tuple[Path, ...]) -> dict[str, Any]:
-    """A file merged over what it extends."""
-    here = file.resolve()
-    if here in chain:
-        raise InputError(f"{file}: extends is a circle: {' → '.join(link.name for link in (*chain, here))}")
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        asked = f" (extended by {chain[-1]})" if chain else ""
-        raise InputError(f"{file}: cannot be read{asked}: {error.strerror}; expected a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
-    data = {} if data is None else data
-    if not isinstance(data, dict):
-        raise InputError(f"{file}: holds {_shown(data)}; expected a mapping such as `method: divopd`")
-    base = data.pop("extends", None)
-    if base is None:
-        merged: dict[str, Any] = {}
-    elif isinstance(base, str):
-        merged = _read(file.parent / base, origins, chain=(*chain, here))
-    else:
-        raise InputError(f"{file}: extends is {_shown(base)}; expected one file, relative to this one")
-    _merge(merged, data, str(file), origins)
-    return merged
-
-
-def _merge(
-    into: dict[Any, Any], data: Mapping[Any, Any], origin: str, origins: Origins, at: tuple[str, ...] = ()
-) -> None:
-    for key, value in data.items():
-        here = (*at, str(key))
-        origins[here] = origin
-        if isinstance(value, bool) and here[:2] != ("environment", "settings"):
-            raise InputError(
-                f"{origin}: {'.'.join(here)} is {value}, as YAML reads yes, no, on and off; no setting is that"
-            )
-        if isinstance(value, Mapping):
-            below = into.get(key)
-            into[key] = dict(below) if isinstance(below, Mapping) else {}
-            _merge(into[key], value, origin, origins, here)
-        else:
-            into[key] = value
-
-
-def _parse_override(override: str) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
-    if not equals or not all(key.split(".")):
-        raise InputError(f"--set {override}: expected KEY=VALUE with a key such as learner.lr")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError(f"--set {override}: the value {text!r} is not YAML; quote it") from None
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
-def _message(detail: ErrorDetails, origins: Origins) -> str:
+def _message(detail: ErrorDetails, layered: Layered) -> str:
     """One line about the first thing that is wrong."""
     at = tuple(str(part) for part in detail["loc"])
     what = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     field = ".".join(at)
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{_origin(at, origins)}: {UnknownNameError('key', field, _known_keys(at[:-1]))}"
+        return f"{layered.origin(at)}: {UnknownNameError('key', field, _known_keys(at[:-1]))}"
     if detail["type"] == "value_error":  # our own sentence: it names the field of a section and its value
-        named = [key for key in origins if key[: len(at)] == at and key != at and f"{key[-1]} is " in what]
+        named = [key for key in layered.origins if key[: len(at)] == at and key != at and f"{key[-1]} is " in what]
         section = f"{field}: " if field else ""
-        return f"{_origin(named[0] if named else at, origins)}: {section}{what}"
+        return f"{layered.origin(named[0] if named else at)}: {section}{what}"
     if detail["type"] == "missing":
-        return f"{_origin(at, origins)}: {field} is missing"
+        return f"{layered.origin(at)}: {field} is missing"
     if "instance of" in what:
         what = "a mapping of its settings"
-    return f"{_origin(at, origins)}: {field} is {_shown(detail['input'])}; expected {what}"
-
-
-def _origin(at: tuple[str, ...], origins: Origins) -> str:
-    return next(origins[at[:length]] for length in range(len(at), -1, -1) if at[:length] in origins)
+    return f"{layered.origin(at)}: {field} is {shown(detail['input'])}; expected {what}"
 
 
 def _known_keys(at: tuple[str, ...]) -> list[str]:
@@ -397,8 +331,3 @@ def _annotations(kind: Any) -> dict[str, Any]:
     if is_dataclass(kind):
         return {option.name: option.type for option in fields(kind)}
     return {name: info.annotation for name, info in kind.model_fields.items()}
-
-
-def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:80]}…"

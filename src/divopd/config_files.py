@@ -1,0 +1,106 @@
+"""YAML files that extend one another, and overrides on top: plain data that remembers where each value was said."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from divopd.errors import InputError
+
+Place = tuple[str, ...]  # the keys that lead to a value
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Merged data, and for each place the file or override that said it last."""
+
+    file: Path
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Place, str] = field(default_factory=dict)
+
+    def origin(self, place: Place) -> str:
+        """Who said the value at a place, or the nearest one above it."""
+        above = (place[:length] for length in range(len(place), 0, -1))
+        return next((self.origins[known] for known in above if known in self.origins), str(self.file))
+
+    def put(self, data: Mapping[Any, Any], origin: str) -> None:
+        """Merge data over what is there: mappings key by key, all other values replaced."""
+        self._merge(self.data, data, origin, ())
+
+    def _merge(self, into: dict[Any, Any], data: Mapping[Any, Any], origin: str, above: Place) -> None:
+        for key, value in data.items():
+            place = (*above, str(key))
+            self.origins[place] = origin
+            if isinstance(value, bool) and place[:2] != ("environment", "settings"):
+                raise InputError(
+                    f"{origin}: {'.'.join(place)} is {value}, as YAML reads yes, no, on and off; no setting is that"
+                )
+            if isinstance(value, Mapping):
+                below = into.get(key)
+                into[key] = dict(below) if isinstance(below, Mapping) else {}
+                self._merge(into[key], value, origin, place)
+            else:
+                into[key] = value
+
+
+def read_layers(file: Path, overrides: Sequence[str]) -> Layered:
+    """A file over what it extends (`extends: ../common.yaml`, relative to itself), then overrides KEY=VALUE."""
+    layered = Layered(file)
+    for path, data in _chain(file):
+        layered.put(data, str(path))
+    for override in overrides:
+        layered.put(_parse_override(override), f"--set {override}")
+    return layered
+
+
+def _chain(file: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that are extended, the most general first, and the file itself."""
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    while True:
+        if any(file.samefile(path) for path, _ in chain if file.exists()):
+            links = " → ".join(str(path) for path in [*(path for path, _ in chain), file])
+            raise InputError(f"{file}: extends goes in a circle: {links}")
+        data = _read(file, asked_by=chain[-1][0] if chain else None)
+        base = data.pop("extends", None)
+        chain.append((file, data))
+        if base is None:
+            return chain[::-1]
+        if not isinstance(base, str):
+            raise InputError(f"{file}: extends is {shown(base)}; expected one file, relative to this one")
+        file = file.parent / base
+
+
+def _read(file: Path, *, asked_by: Path | None) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        why = f", which {asked_by} extends," if asked_by else ""
+        raise InputError(f"{file}{why} cannot be read ({error.strerror}); expected a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: holds {shown(data)}; expected a mapping such as `method: divopd`")
+    return data
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise InputError(f"--set {override}: expected KEY=VALUE with a key such as learner.lr")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"--set {override}: the value {text!r} is not YAML; quote it") from None
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def shown(value: object) -> str:
+    """A value inside a message: one line, not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}…"
