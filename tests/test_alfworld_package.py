@@ -4,9 +4,6 @@ Slow: the package needs seconds for a reset and a tenth of a second for an actio
     pytest -m slow tests/test_alfworld_package.py -s
 """
 
-from copy import deepcopy
-from functools import cache
-
 import pytest
 
 import alfworld_golden
@@ -15,16 +12,13 @@ from divopd.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the package warns about its own imports
 
-RANDOM_ACTIONS = 45  # with walkthroughs and chores in 274 official games: more than 20,000 compared actions
+RANDOM_ACTIONS = 32  # with walkthroughs and chores in 274 official games: more than 20,000 compared actions
 
 
 @pytest.fixture(autouse=True)
-def remembered_parses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package parses the same few templates anew for each command. Remembering them only saves time: threefold."""
-    textgen = pytest.importorskip("textworld.envs.pddl.textgen")
-    parse = cache(textgen._parse_and_convert)
-    monkeypatch.setattr(textgen, "_parse_and_convert", lambda *args, **kwargs: deepcopy(parse(*args, **kwargs)))
-    monkeypatch.setattr(textgen.Rule, "parse_conjunctive_query", cache(textgen.Rule.parse_conjunctive_query))
+def quick_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("alfworld")
+    alfworld_golden.remember_parses(monkeypatch.setattr)
 
 
 def compare(games: Games, tasks: list[str]) -> int:
