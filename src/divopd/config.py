@@ -151,12 +151,12 @@ class Costs(Part):
     it generates; then the teacher scores its tokens. An update takes `update_s` and the tokens of its rows.
     """
 
-    rollout_s: NonNegativeFloat = 0.5
+    rollout_s: PositiveFloat = 0.5  # a rollout that took no time would never end a moment of the clock
     environment_step_s: NonNegativeFloat = 0.05
     read_token_s: NonNegativeFloat = 1e-4
     generated_token_s: NonNegativeFloat = 0.02
     scored_token_s: NonNegativeFloat = 1e-4
-    trained_token_s: NonNegativeFloat = 1e-4
+    trained_token_s: NonNegativeFloat = 2e-5
     update_s: NonNegativeFloat = 1.0
 
 
