@@ -128,6 +128,11 @@ class StoreReader:
             self._check_journaled(update)
             return self._stored(_BY_ARRIVAL + condition, update, update)
 
+    def rollouts(self, *, available_by: int) -> int:
+        """How many rollouts had arrived when this update was composed, or by now if it was not."""
+        with self.snapshot():
+            return self._one("SELECT count(*) FROM rollouts WHERE available_at <= ?", available_by)
+
     # ── turns ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def turns(self) -> Iterator[Turn]:

@@ -1,0 +1,53 @@
+"""`divopd train`: the main job."""
+
+import argparse
+from pathlib import Path
+
+from divopd.errors import InputError
+
+HELP = "Train a student against a frozen teacher: explorers, teacher, queue, composer and learner at once."
+EXAMPLE = "divopd train configs/default/divopd.yaml --out runs/mine --set learner.updates=50"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="a YAML file; not with --resume")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder (default runs/SETTING-METHOD-seedN)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. learner.lr=1e-5"
+    )
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was stopped or killed")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.config is None) == (args.resume is None):
+        raise InputError("give a CONFIG to start a run, or --resume RUN to go on with one")
+    from divopd.config import load_config
+
+    if args.resume:
+        if args.set:
+            raise InputError("--set cannot change a run that has begun; start a new one with --out")
+        folder = args.resume
+        config = load_config(folder / "config.yaml")
+    else:
+        config = load_config(args.config, args.set)
+        folder = args.out or Path("runs") / f"{args.config.parent.name}-{config.method}-seed{config.seed}"
+    if args.dry_run:
+        from divopd.planning import plan
+
+        print("\n".join(plan(config).lines))
+        return 0
+    from divopd.pipeline.begin import begin_run
+    from divopd.report.terminal import TerminalView
+
+    if not args.resume:
+        begin_run(config, folder)
+    with TerminalView(config) as view:
+        if config.clock == "simulated":
+            from divopd.pipeline.simulated import SimulatedRun
+
+            SimulatedRun(config, folder, report=view.report).run()
+        else:
+            raise InputError("clock: live is not there yet; use clock: simulated")
+    view.summary(folder)
+    return 0

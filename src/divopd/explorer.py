@@ -1,0 +1,163 @@
+"""Rollouts: a policy acts in environments, many at once, one turn of each per call of the policy (SPEC §6.1).
+
+A policy that keeps its cache between calls reads only what is new. A response depends on its prompt and on (seed,
+rollout number, turn), never on what runs beside it, to rounding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+
+from divopd.environments import Environment, Observation
+from divopd.errors import EnvironmentFailure
+from divopd.models.policy import Policy, Response
+from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
+from divopd.recovery import Recovery, RecoveryState
+
+Actor = Literal["student", "teacher"]
+
+
+@dataclass(frozen=True)
+class Acting:
+    """What is the same for all rollouts that are played together."""
+
+    style: PromptStyle
+    codec: Codec
+    temperature: float
+    max_response_tokens: int
+    seed: int
+    recovery: Recovery | None = None  # None: the student acts alone
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rollout to be played: `depth` is the number of turns after which it is cut."""
+
+    number: int
+    task: str
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlayedTurn:
+    """One turn as it happened: who acted on which prompt, what was answered, and what was seen then."""
+
+    actor: Actor
+    prompt: Prompt
+    response: Response
+    action: str | None
+    seen: Observation
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One rollout that is over. `failure` says why it broke off, if the environment died."""
+
+    start: Start
+    first: Observation
+    turns: tuple[PlayedTurn, ...]
+    failure: str | None = None
+
+    @property
+    def success(self) -> bool:
+        return bool(self.turns) and self.turns[-1].seen.success
+
+    @property
+    def reward(self) -> float:
+        return sum(turn.seen.reward for turn in self.turns)
+
+
+def play(
+    starts: Sequence[Start],
+    acting: Acting,
+    *,
+    student: Policy,
+    teacher: Policy | None = None,
+    environments: Sequence[Environment],
+    heartbeat: Callable[[], None] = lambda: None,
+) -> list[Played]:
+    """Play every start to its end, as many at once as there are environments; results in the order of the starts.
+
+    `heartbeat` is called once a turn. The teacher acts only where `acting.recovery` says so.
+    """
+    policies: dict[Actor, Policy | None] = {"student": student, "teacher": teacher}
+    waiting = iter(starts)
+    active: list[_InFlight] = []
+    over: dict[int, Played] = {}
+    while True:
+        used = {id(rollout.environment) for rollout in active}
+        free = [environment for environment in environments if id(environment) not in used]
+        active += [_InFlight(start, free.pop(0), acting) for start in islice(waiting, len(free))]
+        over |= {rollout.start.number: rollout.result() for rollout in active if rollout.over}
+        active = [rollout for rollout in active if not rollout.over]
+        if not active and len(over) == len(starts):
+            return [over[start.number] for start in starts]
+        heartbeat()
+        for actor, rollouts in _by_actor(active):
+            policy = policies[actor]
+            assert policy is not None, "recovery needs a teacher"
+            prompts = [rollout.conversation.prompt() for rollout in rollouts]
+            responses = policy.respond(
+                [prompt.ids for prompt in prompts],
+                temperature=acting.temperature,
+                max_tokens=acting.max_response_tokens,
+                seeds=[rollout.sampling_seed for rollout in rollouts],
+            )
+            for rollout, prompt, response in zip(rollouts, prompts, responses, strict=True):
+                rollout.act(actor, prompt, response)
+
+
+class _InFlight:
+    """One rollout between two turns."""
+
+    def __init__(self, start: Start, environment: Environment, acting: Acting) -> None:
+        self.start, self.environment, self.acting = start, environment, acting
+        self.turns: list[PlayedTurn] = []
+        self.failure: str | None = None
+        self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
+        try:
+            self.first = self.seen = environment.reset(start.task)
+        except EnvironmentFailure as failure:
+            self.failure = str(failure)
+            self.first = self.seen = Observation(str(failure), done=True)
+        self.conversation = Conversation(acting.style, acting.codec, self.first)
+
+    @property
+    def over(self) -> bool:
+        return self.seen.done or len(self.turns) >= self.start.depth
+
+    @property
+    def actor(self) -> Actor:
+        return "teacher" if self.recovery and self.recovery.teacher_acts else "student"
+
+    @property
+    def sampling_seed(self) -> int:
+        entropy = [self.acting.seed, self.start.number, len(self.turns)]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    def act(self, actor: Actor, prompt: Prompt, response: Response) -> None:
+        style = self.acting.style
+        action = style.parse(self.acting.codec.decode(response.ids))
+        before = self.seen
+        try:
+            self.seen = style.unparsed(before) if action is None else self.environment.step(action)
+        except EnvironmentFailure as failure:  # it costs this rollout, which has failed
+            self.failure = str(failure)
+            self.seen = Observation(str(failure), done=True)
+        if self.recovery:
+            last_action = self.turns[-1].action if self.turns else None
+            self.recovery.record(actor, action=action, last_action=last_action, before=before, after=self.seen)
+        self.turns.append(PlayedTurn(actor, prompt, response, action, self.seen))
+        self.conversation.add(response.ids, action, self.seen)
+
+    def result(self) -> Played:
+        return Played(self.start, self.first, tuple(self.turns), self.failure)
+
+
+def _by_actor(active: Sequence[_InFlight]) -> Iterator[tuple[Actor, list[_InFlight]]]:
+    for actor in ("student", "teacher"):
+        if rollouts := [rollout for rollout in active if rollout.actor == actor]:
+            yield actor, rollouts

@@ -1,0 +1,1 @@
+"""The asynchronous system on one machine: a virtual clock (simulated.py) or real processes (live.py)."""

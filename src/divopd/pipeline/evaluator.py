@@ -1,0 +1,51 @@
+"""Evaluation of a policy version: student only, the same tasks and random numbers every time (SPEC §8)."""
+
+from collections import Counter
+from functools import cached_property
+from typing import Any
+
+from divopd.config import Config
+from divopd.environments import tasks
+from divopd.evaluation import Setting, success_rate
+from divopd.models.policy import Policy
+from divopd.prompts import Codec
+
+
+class Evaluator:
+    """Plays the fixed evaluation tasks of a run."""
+
+    def __init__(self, config: Config, codec: Codec) -> None:
+        self.config = config
+        self._setting = Setting(
+            environment=config.environment.name,
+            style=config.prompts,
+            codec=codec,
+            temperature=config.evaluation.temperature,
+            max_response_tokens=config.explorer.max_response_tokens,
+            in_flight=config.evaluation.in_flight,
+            seed=config.seed,
+        )
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        environment = self.config.environment
+        return tasks(environment.name, environment.evaluation_split, **environment.settings)[
+            : self.config.evaluation.tasks
+        ]
+
+    def evaluate(self, policy: Policy) -> dict[str, Any]:
+        """Success rate in percent, overall and by kind of task, and the mean number of turns."""
+        played = success_rate(policy, self.tasks, self._setting)
+        total = Counter(_kind(rollout.task) for rollout in played.rollouts)
+        won = Counter(_kind(rollout.task) for rollout in played.rollouts if rollout.success)
+        return {
+            "success_rate": played.percent,
+            "tasks": len(played.rollouts),
+            "turns": sum(rollout.turns for rollout in played.rollouts) / max(1, len(played.rollouts)),
+            "by_kind": {kind: 100.0 * won[kind] / total[kind] for kind in sorted(total)},
+        }
+
+
+def _kind(task: str) -> str:
+    """The kind of a task is its name up to the first / or digit: pick_and_place of pick_and_place/17."""
+    return task.partition("/")[0]

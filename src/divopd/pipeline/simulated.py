@@ -1,0 +1,297 @@
+"""The simulated clock: one process, real models, environments and scores, virtual time (SPEC §7).
+
+When a rollout becomes visible and how long an update takes follows from the costs in the config, so the same config
+gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of
+them can end before `costs.rollout_s` is over, so nothing that happens meanwhile could change what they are.
+
+A resume starts from the newest checkpoint and lives through the same virtual time again: rollouts that were put before
+the crash are put again (which changes nothing), journalled batches are served again, and then it goes on.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
+from divopd.config import Config
+from divopd.curricula import Probe, is_probe
+from divopd.explorer import Played
+from divopd.journal import JournaledBatch
+from divopd.learner import Learner
+from divopd.metrics import batch_figures
+from divopd.pipeline.evaluator import Evaluator
+from divopd.pipeline.exploration import Exploration, probe_of
+from divopd.pipeline.models import load_models, load_student
+from divopd.store import Store
+from divopd.teacher import score_rollouts
+from divopd.turns import Rollout, turn_from_json, turn_to_json
+
+
+@dataclass
+class Slot:
+    """One place for a rollout in flight: when its rollout ends, and what will then enter the queue."""
+
+    ends_at: float = 0.0
+    rollout: Rollout | None = None
+
+
+@dataclass
+class Spent:
+    """Tokens so far: what a run has cost besides time."""
+
+    generated_tokens: int = 0
+    scored_tokens: int = 0
+    trained_tokens: int = 0
+    computed_tokens: int = 0
+
+
+class SimulatedRun:
+    """A whole run on the virtual clock. `advance` makes one update; `report` hears of everything that was recorded."""
+
+    def __init__(self, config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]) -> None:
+        torch.set_num_threads(config.threads)
+        self.config, self.folder, self.report = config, folder, report
+        models = load_models(config)
+        self.teacher, self.codec = models.teacher, models.codec
+        self.learner = Learner(models.student, config.learner)
+        self.actor = load_student(config)  # explorers keep their weights while the learner changes its own
+        self.composer = config.make_composer()
+        self.exploration = Exploration(config, self.codec)
+        self.evaluator = Evaluator(config, self.codec)
+        self.store = Store.open(folder)
+        self.epoch = self.store.begin_learner()
+        self.time = 0.0
+        self.version = 0  # of the learner
+        self.acting_version = 0  # of the explorers
+        self.started = 0  # rollouts
+        self.turns_put = 0
+        self.rollouts_put = 0
+        self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
+        self.probes: list[Probe] = []
+        self.spent = Spent()
+        self._resume()
+
+    # ── the learner's side ────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Train to the end of the config; every update is recorded, evaluated and checkpointed as it says."""
+        if self.version == 0:
+            self._evaluate()
+        while self.version < self.config.learner.updates:
+            self.advance()
+        self.store.close()
+
+    def advance(self) -> None:
+        """One update: wait for a batch, let the explorers live through the time it takes, train, sync."""
+        update = self.version
+        waited_from = self.time
+        batch = self._next_batch(update)
+        costs = self.config.costs
+        tokens = sum(turn.tokens for turn in batch.turns)
+        composed_at = self.time
+        self._explore(until=self.time + costs.update_s + tokens * costs.trained_token_s)
+        figures = self.learner.update(batch.turns, batch.entry.weights)
+        self.version += 1
+        self.spent.trained_tokens += figures.tokens
+        self.spent.computed_tokens += figures.computed_tokens
+        if self.version % self.config.explorer.sync_interval == 0:
+            self._sync()
+        self._record(batch, asdict(figures), waited_s=composed_at - waited_from)
+        if self.version % self.config.evaluation.every == 0 or self.version == self.config.learner.updates:
+            self._evaluate()
+        due = self.version % self.config.learner.checkpoint_every == 0 and self.acting_version == self.version
+        if due or self.version == self.config.learner.updates:
+            self._checkpoint()
+
+    def _next_batch(self, update: int) -> JournaledBatch:
+        """Compose the batch as soon as the pool holds a whole one, or serve it again from the journal."""
+        limit = self.time + self.config.learner.max_wait_s
+        again = update < self.store.updates
+        while self.rollouts_put < self.store.rollouts(available_by=update):
+            self._next_arrival()  # a resume comes to the moment up to which the run had got
+        if again:
+            batch = self.store.batch(update)
+            if len(batch.turns) < self.config.composer.batch_size:  # it was the limit that ended the wait
+                self._explore(until=max(limit, self.time))
+            return batch
+        while (rows := self._rows(update)) < self.config.composer.batch_size:
+            if self._next_end() >= limit and rows:
+                self._explore(until=max(limit, self.time))
+                break
+            self._next_arrival()
+        return self.store.compose(self.composer, update=update, epoch=self.epoch)
+
+    def _rows(self, update: int) -> int:
+        """How many rows a batch could have now: for a gated method valid turns only."""
+        pool = self.store.pool(self.composer, update=update)
+        return sum(not self.composer.gated or candidate.reason is None for candidate in pool)
+
+    def _sync(self) -> None:
+        with torch.no_grad():
+            for mine, learned in zip(
+                self.actor.model.parameters(), self.learner.policy.model.parameters(), strict=True
+            ):
+                mine.copy_(learned)
+        self.acting_version = self.version
+
+    # ── the explorers' side ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _next_end(self) -> float:
+        return min(slot.ends_at for slot in self.slots)
+
+    def _next_arrival(self) -> None:
+        """Go on to the next arrival. Admission control holds nobody back while the learner itself waits."""
+        before = self.rollouts_put
+        while self.rollouts_put == before:
+            for slot in self.slots:
+                slot.ends_at = self.time if slot.ends_at == inf else slot.ends_at
+            self._explore(until=self._next_end(), inclusive=True)
+
+    def _explore(self, *, until: float, inclusive: bool = False) -> None:
+        """Let virtual time pass: rollouts that end enter the queue in order, and their slots start anew."""
+        for slot in self.slots:
+            if slot.ends_at == inf and self._has_room():
+                slot.ends_at = self.time
+        while True:
+            due = sorted(
+                (s for s in self.slots if s.ends_at < until or (inclusive and s.ends_at == until)),
+                key=lambda s: s.ends_at,
+            )
+            if not due:
+                break
+            horizon = due[0].ends_at + self.config.costs.rollout_s
+            starting: list[tuple[Slot, float]] = []
+            for slot in due:
+                if slot.ends_at >= horizon:
+                    break
+                starting += self._arrive(slot)
+            self._start(starting)
+        if until != inf:
+            self.time = max(self.time, until)
+
+    def _arrive(self, slot: Slot) -> list[tuple[Slot, float]]:
+        """What a slot holds enters the queue; the slot and its time, if it may start again at once."""
+        moment, rollout = slot.ends_at, slot.rollout
+        slot.rollout = None
+        if rollout is not None:
+            self.store.put(rollout)
+            self.turns_put += len(rollout.turns)
+            self.rollouts_put += 1
+            if self.config.method == "turnopd" and is_probe(rollout.version):
+                self.probes.append(probe_of(rollout))
+        slot.ends_at = inf
+        return [(slot, moment)] if self._has_room() else []
+
+    def _has_room(self) -> bool:
+        """Admission control: off, or fewer turns wait than it allows."""
+        bound = self.config.explorer.max_backlog
+        if bound is None:
+            return True
+        read = self.store.journal(self.version - 1).watermark if self.version else 0
+        return self.turns_put - read < bound
+
+    def _start(self, starting: list[tuple[Slot, float]]) -> None:
+        """Play and score the next rollouts, all at once, and note when each will end."""
+        if not starting:
+            return
+        numbers = range(self.started, self.started + len(starting))
+        self.started += len(starting)
+        starts = [self.exploration.start(n, version=self.acting_version, probes=self.probes) for n in numbers]
+        played = self.exploration.play(starts, version=self.acting_version, student=self.actor, teacher=self.teacher)
+        names = [f"r{number:06d}" for number in numbers]
+        rollouts = {r.id: r for r in score_rollouts(self.teacher, played, ids=names, version=self.acting_version)}
+        for (slot, moment), name, one in zip(starting, names, played, strict=True):
+            slot.rollout = rollouts.get(name)
+            slot.ends_at = moment + self._duration(one)
+
+    def _duration(self, played: Played) -> float:
+        """Virtual seconds from the start of a rollout to its arrival in the queue."""
+        costs = self.config.costs
+        generated = sum(len(turn.response.ids) for turn in played.turns)
+        whole = len(played.turns[-1].prompt.ids) + len(played.turns[-1].response.ids) if played.turns else 0
+        self.spent.generated_tokens += generated
+        self.spent.scored_tokens += sum(
+            len(t.prompt.ids) + len(t.response.ids) for t in played.turns if t.actor == "student"
+        )
+        acting = generated * costs.generated_token_s + len(played.turns) * costs.environment_step_s
+        return costs.rollout_s + acting + whole * (costs.read_token_s + costs.scored_token_s)
+
+    # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _record(self, batch: JournaledBatch, learner: dict[str, Any], *, waited_s: float) -> None:
+        update = batch.entry.update
+        figures = {
+            **asdict(batch_figures(batch.candidates, update=update)),
+            "learner": learner,
+            "spent": asdict(self.spent),
+            "virtual_s": self.time,
+            "waited_s": waited_s,
+            "rollouts_put": self.rollouts_put,
+            "turns_put": self.turns_put,
+            "queued": self.turns_put - batch.entry.watermark,
+            "stale": len(batch.entry.stale),
+            "aged_out": len(batch.entry.aged_out),
+            "invalid": len(batch.entry.invalid),
+        }
+        self.store.record_figures("update", update, figures)
+        self.report("update", {"update": update, **figures})
+
+    def _evaluate(self) -> None:
+        """Play the fixed evaluation tasks with the learner's weights, once for every version."""
+        if self.version in self.store.figures("evaluation"):
+            return
+        figures = {
+            **self.evaluator.evaluate(self.learner.policy),
+            "virtual_s": self.time,
+            "spent": asdict(self.spent),
+        }
+        publish_weights(self.folder / "weights", self.version, self.learner.policy.model)
+        self.store.record_figures("evaluation", self.version, figures)
+        self.report("evaluation", {"version": self.version, **figures})
+
+    def _checkpoint(self) -> None:
+        state = {
+            "time": self.time,
+            "version": self.version,
+            "acting_version": self.acting_version,
+            "started": self.started,
+            "turns_put": self.turns_put,
+            "rollouts_put": self.rollouts_put,
+            "spent": asdict(self.spent),
+            "probes": [asdict(probe) for probe in self.probes],
+            "slots": [
+                [slot.ends_at, None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]]
+                for slot in self.slots
+            ],
+        }
+        save_checkpoint(
+            self.folder / "checkpoints",
+            update=self.version - 1,
+            model=self.learner.policy.model,
+            optimizer=self.learner.optimizer,
+            state=state,
+        )
+        self.store.acknowledge(self.version - 1, epoch=self.epoch)
+
+    def _resume(self) -> None:
+        newest = latest_checkpoint(self.folder / "checkpoints")
+        if newest is None:
+            return
+        state = load_checkpoint(newest, model=self.learner.policy.model, optimizer=self.learner.optimizer).state
+        for name in ("time", "version", "started", "turns_put", "rollouts_put"):
+            setattr(self, name, state[name])
+        self._sync()
+        self.spent = Spent(**state["spent"])
+        self.probes = [Probe(p["version"], p["success"], tuple(p["disagreements"])) for p in state["probes"]]
+        for slot, (ends_at, turns) in zip(self.slots, state["slots"], strict=True):
+            slot.ends_at = ends_at
+            slot.rollout = _rollout(turns) if turns else None
+
+
+def _rollout(turns: list[dict[str, Any]]) -> Rollout:
+    rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns)
+    return Rollout(rows[0].rollout, rows)

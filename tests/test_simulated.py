@@ -1,0 +1,130 @@
+"""The simulated clock: the same config gives the same ledger, killed or not, with every method."""
+
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from divopd import METHODS
+from divopd.config import Config
+from divopd.demonstrations import Slips, demonstrate, texts
+from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
+from divopd.pipeline.begin import begin_run
+from divopd.pipeline.simulated import SimulatedRun
+from divopd.prompts import style_for
+from divopd.store import Store
+
+SIZE = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=64)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student and a teacher with random weights and one tokenizer."""
+    folder = tmp_path_factory.mktemp("models")
+    demonstrations = islice(demonstrate("alfworld-small", "expert", slips=Slips(), seed=0), 20)
+    tokenizer = build_tokenizer(texts(demonstrations, style_for("alfworld-small", answer="terse")))
+    for seed, name in enumerate(("student", "teacher")):
+        save_model(folder / name, build_model(tokenizer, seed=seed, size=SIZE), tokenizer)
+    return folder
+
+
+def config(models: Path, **changes: object) -> Config:
+    data: dict[str, object] = {
+        "method": "divopd",
+        "environment": {"name": "alfworld-small", "horizon": 5},
+        "prompts": {"answer": "terse", "max_prompt_tokens": 300, "actions": "unlisted"},
+        "student": {"model": str(models / "student")},
+        "teacher": {"model": str(models / "teacher")},
+        "composer": {"batch_size": 8, "cap": 2},
+        "learner": {"updates": 6, "lr": 1e-3, "checkpoint_every": 2},
+        "explorer": {"rollouts_in_flight": 4, "max_response_tokens": 5},
+        "evaluation": {"every": 3, "tasks": 3},
+    }
+    for name, value in changes.items():
+        old = data.get(name)
+        data[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return Config.model_validate(data)
+
+
+def start(folder: Path, settings: Config) -> SimulatedRun:
+    if not (folder / "store.db").exists():
+        begin_run(settings, folder)
+    return SimulatedRun(settings, folder, report=lambda kind, figures: None)
+
+
+def outcome(folder: Path) -> tuple[str, tuple[int, ...], dict]:
+    """The digest of the whole ledger, the account, and the evaluations."""
+    with Store.open_read_only(folder) as store:
+        assert store.account().adds_up
+        rates = {version: figures["success_rate"] for version, figures in store.figures("evaluation").items()}
+        return store.batch(store.updates - 1).digest, tuple(store.account()), rates
+
+
+def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> None:
+    """Twice the same run: the same batches, to the bit; another seed gives others."""
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        start(tmp_path / name, config(models, seed=seed)).run()
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+    assert outcome(tmp_path / "a")[0] != outcome(tmp_path / "c")[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"explorer": {"max_backlog": 10}}, {"explorer": {"sync_interval": 2}}, {"learner": {"max_wait_s": 0.2}}],
+    ids=["plain", "admission control", "seldom sync", "short batches"],
+)
+def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, changes: dict) -> None:
+    """Stopped after every update and resumed from its checkpoints, a run ends as one that was never stopped."""
+    settings = config(models, **changes)
+    start(tmp_path / "whole", settings).run()
+    for _ in range(40):
+        run = start(tmp_path / "stopped", settings)
+        done = run.version
+        for _ in range(3):
+            if run.version < settings.learner.updates:
+                run.advance()
+        run.store.close()
+        if done == settings.learner.updates:
+            break
+    whole, stopped = outcome(tmp_path / "whole"), outcome(tmp_path / "stopped")
+    assert whole[:2] == stopped[:2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
+    """Six updates, evaluations at 0, 3 and 6, and an account that adds up."""
+    start(tmp_path / "run", config(models, method=method, recovery={"patience": 1, "takeover": 2})).run()
+    _, account, rates = outcome(tmp_path / "run")
+    assert sorted(rates) == [0, 3, 6]
+    assert account[1] >= 6  # trained
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from divopd.config import load_config
+from divopd.pipeline.simulated import SimulatedRun
+folder = Path(sys.argv[1])
+SimulatedRun(load_config(folder / "config.yaml"), folder, report=lambda kind, figures: None).run()
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_a_run_killed_ten_times_ends_with_the_same_ledger(models: Path, tmp_path: Path) -> None:
+    """SIGKILL at ten moments, then to the end: the ledger of a run that was never killed."""
+    settings = config(models, learner={"updates": 12, "checkpoint_every": 3})
+    start(tmp_path / "whole", settings).run()
+    begin_run(settings, tmp_path / "killed")
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "killed")]
+    for kill in range(10):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(4 + 0.37 * kill)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    assert outcome(tmp_path / "whole")[:2] == outcome(tmp_path / "killed")[:2]
