@@ -175,11 +175,24 @@ def test_failing_system_calls(tmp_path: Path, error: str, when: str) -> None:
         run = tmp_path / str(place)
         code = work_with(run, "-e", f"inject={call}:error={error}:when={when.format(number)}")
         said = (run / "w.err").read_text().splitlines()
-        assert code == 0 or said[-1].startswith(("divopd.errors.", "OSError")), (
-            said
-        )  # OSError: of the test's checkpoint
+        # OSError: from the checkpoint that the process writes itself
+        assert code == 0 or said[-1].startswith(("divopd.errors.", "OSError")), said
         if (run / "store.db").exists():
             check_promises(run)
+        finish_and_check(run)
+
+
+@needs_strace
+@pytest.mark.crash
+def test_a_store_that_cannot_be_written_does_not_appear(tmp_path: Path) -> None:
+    """One of the last writes before a new store gets its name fails: a sound store, or a typed error and none."""
+    calls = calls_of_the_work(tmp_path)
+    named = [name for name, _ in calls].index("link")
+    for call, number in [entry for entry in calls[:named] if entry[0] == "pwrite64"][-4:]:
+        run = tmp_path / str(number)
+        code = work_with(run, "-e", f"inject={call}:error=EIO:when={number}")
+        assert code == 0 or "divopd.errors.StoreError" in (run / "w.err").read_text()
+        assert (run / "store.db").exists() == (code == 0)
         finish_and_check(run)
 
 

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +92,7 @@ def create_file(path: Path, *, max_queued: int | None) -> None:
     """Make an empty store. It appears under its name complete and synced, or not at all; nothing is overwritten."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.unlink(missing_ok=True)  # of a process that had this number and was killed
+        _remove(partial)  # of a process that had this number and was killed
         _fill(partial, max_queued)
         _sync(partial)
         os.link(partial, path)  # unlike a rename it refuses to replace what is there
@@ -100,11 +100,9 @@ def create_file(path: Path, *, max_queued: int | None) -> None:
     except FileExistsError:
         raise ConflictError(f"{path} exists already; open it, or choose another place for the new store") from None
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(
-            f"{path}: cannot create a store there ({error}); see that the folder exists and is writable"
-        ) from None
+        raise StoreError(f"{path}: cannot create a store there ({error}); is it a folder with free space?") from None
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
 
 
 def connect(path: Path, *, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
@@ -143,7 +141,7 @@ def translated_errors(path: Path) -> Generator[None]:
 
 def _fill(partial: Path, max_queued: int | None) -> None:
     with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
+        # the tables first, in the plain journal mode: its commit tells of a failed write, the closing of a WAL does not
         connection.execute("BEGIN")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -151,6 +149,13 @@ def _fill(partial: Path, max_queued: int | None) -> None:
             connection.execute(statement)
         connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, ?)", (max_queued,))
         connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _remove(partial: Path) -> None:
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        with suppress(OSError):  # none there, or one that harms nobody
+            partial.with_name(partial.name + suffix).unlink()
 
 
 def _check_header(path: Path) -> None:
