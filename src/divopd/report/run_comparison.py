@@ -1,0 +1,211 @@
+"""Runs side by side: the figures of SPEC §9, as data. Printing is in run_tables.py, drawing in curves.py."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from divopd.errors import InputError
+from divopd.metrics import best_five, final_five, mean_of_last, nauc, peak, speedup, target_rate
+from divopd.report.runs import Costs, Evaluated, RunFigures
+from divopd.report.seeds import Interval, interval_of, ratio_interval_of
+
+CURRENCIES = tuple(field.name for field in fields(Costs))
+IGNORED_SETTINGS = ("method", "seed", "versions")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run in a comparison. Rates are in percent, shares between 0 and 1."""
+
+    run: str
+    label: str  # the method, with what else tells its runs apart from others of that method
+    seed: int
+    peak: float
+    final_five: float
+    final_five_sd: float
+    best_five: float
+    nauc: float | None  # None: no run was evaluated after its start
+    costs_to_target: Costs | None  # None: it never got there
+    version_at_target: int | None
+    ratios: dict[str, float | None]  # of costs to the target: the reference's by this run's; above 1 favours this run
+    never_selected: float
+    unreachable: float
+    gini: float
+    scored_per_trained: float
+    effective_rollouts: float  # this and the next two: means of the last 40 % of updates
+    top1_share: float
+    dead_share: float
+
+
+# what is averaged over seeds
+MEASURES = (
+    "peak",
+    "final_five",
+    "best_five",
+    "nauc",
+    "never_selected",
+    "gini",
+    "effective_rollouts",
+    "top1_share",
+    "dead_share",
+)
+
+
+@dataclass(frozen=True)
+class MethodStanding:
+    """The seeds of one method: means, and differences and cost ratios to vanilla runs of the same seeds."""
+
+    label: str
+    seeds: int
+    means: dict[str, Interval]
+    pairs: int  # seeds that vanilla has too; 0 for vanilla itself
+    differences: dict[str, Interval]
+    ratios: dict[str, Interval]  # geometric means over the pairs in which both came to the target
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """All of it. `reference` names the runs that τ and the ratios refer to."""
+
+    target: int  # τ
+    reference: str
+    budget: int  # U
+    standings: tuple[Standing, ...]
+    methods: tuple[MethodStanding, ...]  # empty unless a method has several seeds
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
+    """Put runs side by side; τ comes from vanilla (the smallest of their peaks), else from the first run."""
+    for run in runs:
+        if not run.evaluations:
+            raise InputError(f"{run.folder}: this run has no evaluation; expected one that `divopd train` has begun")
+    references = [run for run in runs if run.method == "vanilla"] or [runs[0]]
+    reference = "vanilla" if references[0].method == "vanilla" else runs[0].name
+    target = target_rate(min(peak(run.rates) for run in references))
+    budget = min(run.evaluations[-1].version for run in runs)
+    labels = labels_of(runs)
+    standings = tuple(
+        _standing(run, labels[run.name], reference=_of_seed(references, run.seed), target=target, budget=budget)
+        for run in runs
+    )
+    baseline = labels[references[0].name] if reference == "vanilla" else None
+    return RunComparison(
+        target, reference, budget, standings, _methods(standings, baseline), tuple(_notes(runs, reference, target))
+    )
+
+
+def labels_of(runs: Sequence[RunFigures]) -> dict[str, str]:
+    """A label for each run: its method, and the settings in which runs of that method differ besides the seed."""
+    labels: dict[str, str] = {}
+    for run in runs:
+        changed = different_settings([other for other in runs if other.method == run.method])
+        settings = _flat(run.config)
+        apart = ", ".join(f"{name}={settings.get(name)}" for name in changed)
+        labels[run.name] = f"{run.method} ({apart})" if apart else run.method
+    return labels
+
+
+def different_settings(runs: Sequence[RunFigures]) -> list[str]:
+    """The settings, method and seed left out, that are not the same in all runs which have a stored configuration."""
+    configs = [_flat(run.config) for run in runs if run.config]
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if not above and key in IGNORED_SETTINGS:
+            continue
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return flat
+
+
+def _of_seed(runs: Sequence[RunFigures], seed: int) -> RunFigures:
+    return next((run for run in runs if run.seed == seed), runs[0])
+
+
+def _standing(run: RunFigures, label: str, *, reference: RunFigures, target: int, budget: int) -> Standing:
+    reached = _at_target(run, target)
+    final, deviation = final_five(run.rates)
+    return Standing(
+        run=run.name,
+        label=label,
+        seed=run.seed,
+        peak=peak(run.rates),
+        final_five=final,
+        final_five_sd=deviation,
+        best_five=best_five(run.rates),
+        nauc=nauc(run.curve, budget=budget) if budget else None,
+        costs_to_target=None if reached is None else reached.costs,
+        version_at_target=None if reached is None else reached.version,
+        ratios=_ratios(_at_target(reference, target), reached),
+        never_selected=run.utilization.never_selected,
+        unreachable=run.utilization.unreachable,
+        gini=run.utilization.gini,
+        scored_per_trained=run.utilization.scored_per_trained,
+        effective_rollouts=mean_of_last([batch.effective_rollouts for batch in run.batches]),
+        top1_share=mean_of_last([batch.top1_share for batch in run.batches]),
+        dead_share=mean_of_last([batch.dead_share for batch in run.batches]),
+    )
+
+
+def _at_target(run: RunFigures, target: int) -> Evaluated | None:
+    """The first evaluation that reaches the target; a target of 0 is none."""
+    return next((one for one in run.evaluations if one.success_rate >= target > 0), None)
+
+
+def _ratios(reference: Evaluated | None, reached: Evaluated | None) -> dict[str, float | None]:
+    def cost(of: Evaluated | None, currency: str) -> float | None:
+        return None if of is None else getattr(of.costs, currency)
+
+    return {name: speedup(cost(reference, name), cost(reached, name)) for name in CURRENCIES}
+
+
+def _methods(standings: Sequence[Standing], baseline: str | None) -> tuple[MethodStanding, ...]:
+    groups: dict[str, dict[int, Standing]] = {}
+    for standing in standings:
+        groups.setdefault(standing.label, {})[standing.seed] = standing
+    if max(map(len, groups.values())) < 2:
+        return ()
+    vanilla = groups.get(baseline or "", {})
+    return tuple(
+        _method(label, group, {} if label == baseline else vanilla) for label, group in groups.items() if len(group) > 1
+    )
+
+
+def _method(label: str, group: Mapping[int, Standing], vanilla: Mapping[int, Standing]) -> MethodStanding:
+    paired = [seed for seed in group if seed in vanilla]
+    means: dict[str, Interval] = {}
+    differences: dict[str, Interval] = {}
+    for name in MEASURES:
+        values = {seed: value for seed, one in group.items() if (value := getattr(one, name)) is not None}
+        if len(values) > 1:
+            means[name] = interval_of(list(values.values()))
+        gaps = [values[seed] - getattr(vanilla[seed], name) for seed in paired if seed in values]
+        if len(gaps) > 1:
+            differences[name] = interval_of(gaps)
+    ratios: dict[str, Interval] = {}
+    for name in CURRENCIES:
+        reached = [ratio for seed in paired if (ratio := group[seed].ratios[name])]
+        if len(reached) > 1:
+            ratios[name] = ratio_interval_of(reached)
+    return MethodStanding(label, len(group), means, len(paired), differences, ratios)
+
+
+def _notes(runs: Sequence[RunFigures], reference: str, target: int) -> list[str]:
+    notes: list[str] = []
+    if reference != "vanilla":
+        notes.append(f"no vanilla run among them: the target and the ratios refer to {reference}")
+    if target <= 0:
+        notes.append(f"the peak of {reference} is below 5 %, so there is no target to reach")
+    if changed := different_settings(runs):
+        shown = ", ".join(changed[:6]) + (f" and {len(changed) - 6} more" if len(changed) > 6 else "")
+        notes.append(f"the runs differ in more than method and seed: {shown}")
+    if missing := [run.name for run in runs if not run.config]:
+        notes.append(f"without config.yaml, so not checked for other settings: {', '.join(missing)}")
+    return notes

@@ -1,0 +1,186 @@
+"""A comparison of runs as tables in the terminal."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from divopd.report.run_comparison import CURRENCIES, MethodStanding, RunComparison, Standing
+from divopd.report.runs import Clock
+from divopd.report.seeds import Interval
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PLAIN_WIDTH = 120  # columns where the output is no terminal
+PERCENT = ("never_selected", "top1_share", "dead_share")
+SEED_HEADINGS = {
+    "peak": "peak\n%",
+    "final_five": "final-5\n%",
+    "nauc": "nAUC\n%",
+    "never_selected": "never used\n%",
+    "gini": "Gini",
+    "effective_rollouts": "eff.\nrollouts",
+    "top1_share": "top-1\n%",
+    "dead_share": "dead\n%",
+}
+
+
+def plain_console() -> "Console":
+    """A console on stdout that takes every text as it is: names and kinds of tasks are no markup."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    return Console(markup=False, emoji=False, highlight=False, width=width)
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def print_comparison(comparison: RunComparison, *, clock: Clock) -> None:
+    """Print learning, cost to the target, use of experience, and the methods over their seeds."""
+    console = plain_console()
+    console.print(_learning(comparison))
+    if comparison.target > 0:
+        console.print(_costs(comparison, clock))
+    console.print(_experience(comparison))
+    if comparison.methods:
+        console.print(_seeds(comparison.methods))
+    if any(method.differences for method in comparison.methods):
+        console.print(_differences(comparison))
+    for note in comparison.notes:
+        console.print(f"note: {printable(note)}")
+
+
+def quantity(value: float) -> str:
+    """A count or a number of seconds in at most five characters."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}" if value != int(value) else f"{int(value)}"
+
+
+def new_table(title: str, headings: Sequence[str], *, texts: int = 1, caption: str | None = None) -> "Table":
+    """A table whose first columns are texts and whose others are figures."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in headings[:texts]:
+        table.add_column(heading, overflow="fold")
+    for heading in headings[texts:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _learning(comparison: RunComparison) -> "Table":
+    nauc = f"nAUC@{comparison.budget}\n%"
+    headings = ["run", "method", "seed", "peak\n%", "final-5\n%", "best-5\n%", nauc]
+    table = new_table("learning: success rate", headings, texts=2)
+    for one in comparison.standings:
+        table.add_row(
+            printable(one.run),
+            printable(one.label),
+            str(one.seed),
+            f"{one.peak:.1f}",
+            f"{one.final_five:.1f} ± {one.final_five_sd:.1f}",
+            f"{one.best_five:.1f}",
+            "–" if one.nauc is None else f"{one.nauc:.1f}",
+        )
+    return table
+
+
+def _costs(comparison: RunComparison, clock: Clock) -> "Table":
+    headings = {
+        "trained_tokens": "trained\ntokens",
+        "computed_tokens": "computed\ntokens",
+        "learner_s": "learner\ns",
+        "elapsed_s": f"{clock}\ns",
+        "scored_tokens": "teacher\ntokens",
+        "generated_tokens": "explorer\ntokens",
+    }
+    table = new_table(
+        f"cost to {comparison.target} % (τ, from the peak of {printable(comparison.reference)})",
+        ["run", "update", *(headings[name] for name in CURRENCIES)],
+        caption=f"×: cost of {printable(comparison.reference)} by cost of the run; above 1 favours the run",
+    )
+    for one in comparison.standings:
+        table.add_row(printable(one.run), *_cost_cells(one))
+    return table
+
+
+def _cost_cells(one: Standing) -> list[str]:
+    if one.costs_to_target is None:
+        return ["never", *("–" for _ in CURRENCIES)]
+    cells = [str(one.version_at_target)]
+    for name in CURRENCIES:
+        ratio = one.ratios[name]
+        cells.append(quantity(getattr(one.costs_to_target, name)) + (f"\n{ratio:.2f}×" if ratio else ""))
+    return cells
+
+
+def _experience(comparison: RunComparison) -> "Table":
+    headings = ["never\nused", "bound", "Gini", "scored/\ntrained", "eff.\nrollouts", "top-1\nshare", "dead\nrows"]
+    table = new_table(
+        "use of experience",
+        ["run", *headings],
+        caption="bound: rollouts that no composer could have given a slot\nfrom eff. rollouts on: mean of the last 40 % of batches",
+    )
+    for one in comparison.standings:
+        table.add_row(
+            printable(one.run),
+            f"{one.never_selected:.1%}",
+            f"{one.unreachable:.1%}",
+            f"{one.gini:.2f}",
+            f"{one.scored_per_trained:.1f}",
+            f"{one.effective_rollouts:.1f}",
+            f"{one.top1_share:.1%}",
+            f"{one.dead_share:.1%}",
+        )
+    return table
+
+
+def _seeds(methods: Sequence[MethodStanding]) -> "Table":
+    table = new_table("methods: mean ± 95 % interval over seeds", ["method", "seeds", *SEED_HEADINGS.values()])
+    for method in methods:
+        cells = (_plus_minus(name, method.means.get(name), sign="") for name in SEED_HEADINGS)
+        table.add_row(printable(method.label), str(method.seeds), *cells)
+    return table
+
+
+def _differences(comparison: RunComparison) -> "Table":
+    table = new_table(
+        "methods minus vanilla of the same seed: mean ± 95 % interval",
+        ["method", "pairs", *SEED_HEADINGS.values(), "trained tokens\nto τ"],
+        caption="right: vanilla's cost by the method's, geometric mean [95 % interval]; above 1 favours the method",
+    )
+    for method in comparison.methods:
+        if method.differences:
+            cells = (_plus_minus(name, method.differences.get(name), sign="+") for name in SEED_HEADINGS)
+            ratio = _ratio(method.ratios.get("trained_tokens"), method.pairs)
+            table.add_row(printable(method.label), str(method.pairs), *cells, ratio)
+    return table
+
+
+def _plus_minus(name: str, interval: Interval | None, *, sign: str) -> str:
+    if interval is None:
+        return "–"
+    scale, digits = (100, 1) if name in PERCENT else (1, 2 if name == "gini" else 1)
+    half = interval.high - interval.mean
+    return f"{scale * interval.mean:{sign}.{digits}f}\n± {scale * half:.{digits}f}"
+
+
+def _ratio(interval: Interval | None, pairs: int) -> str:
+    if interval is None:
+        return "–"
+    reached = f" ({interval.count} of {pairs})" if interval.count < pairs else ""
+    return f"{interval.mean:.2f}×{reached}\n[{interval.low:.2f}, {interval.high:.2f}]"
