@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -79,8 +80,11 @@ def measure_package(games: Chosen) -> dict[str, float]:
     records = json.dumps([asdict(games.game(task)) for task in games.tasks("")])
     # Run by path from elsewhere: in its own folder, this file would be imported as "alfworld".
     command = [python, "-c", f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"]
-    settings = {"env": {**os.environ, "PYTHONPATH": source}, "cwd": Path(__file__).resolve().parent.parent}
-    done = subprocess.run(command, input=records, capture_output=True, text=True, check=False, **settings)
+    settings = {"env": {**os.environ, "PYTHONPATH": source}, "cwd": tempfile.gettempdir()}
+    try:
+        done = subprocess.run(command, input=records, capture_output=True, text=True, check=False, **settings)
+    except OSError as error:
+        raise InputError(f"DIVOPD_ALFWORLD_PYTHON={python} cannot be run ({error}); set it to a Python") from None
     if done.returncode:
         raise EnvironmentFailure(f"{python} could not play in the alfworld package: {done.stderr.strip()[-500:]}")
     return json.loads(done.stdout.splitlines()[-1])
