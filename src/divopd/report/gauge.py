@@ -12,9 +12,10 @@ from divopd.composers.rollout_first import RolloutFirst
 WINDOW = 20  # updates looked back at
 NOTICEABLE_WAIT = 0.2  # of the learner's time
 NOTICEABLE_EXPIRY = 0.1  # of the turns that left the queue
+NOTICEABLE_UNUSED = 0.01  # of the rollouts that arrive
 FASTER, SLOWER = 1.1, 0.95  # loads in between count as balance
 
-Verdict = Literal["starving", "late", "balanced", "overfull"]
+Verdict = Literal["starving", "late", "balanced", "selective", "overfull"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def queue_pressure(
     if flow.waiting > NOTICEABLE_WAIT or flow.load < SLOWER:
         return _pressure("starving", flow, *_starving(flow))
     if flow.load > FASTER:
-        return _pressure("overfull", flow, *_overfull(flow, settings, max_backlog))
+        verdict = "overfull" if flow.unused > NOTICEABLE_UNUSED else "selective"
+        return _pressure(verdict, flow, *_overfull(flow, settings, max_backlog))
     return _pressure("balanced", flow, "turns are trained as fast as they arrive", ())
 
 
@@ -106,7 +108,9 @@ def _pressure(verdict: Verdict, flow: _Flow, situation: str, advice: tuple[str, 
 
 
 def _late(flow: _Flow, settings: Settings) -> tuple[str, tuple[str, ...]]:
-    situation = f"the learner waits {flow.waiting:.0%} of its time while {flow.expiring:.0%} of the turns expire"
+    situation = (
+        f"the learner waits {percent(flow.waiting)} of its time while {percent(flow.expiring)} of the turns expire"
+    )
     return situation, (
         f"raise composer.max_staleness above {settings.max_staleness}",
         "make rollouts shorter (environment.horizon)",
@@ -116,7 +120,7 @@ def _late(flow: _Flow, settings: Settings) -> tuple[str, tuple[str, ...]]:
 
 def _starving(flow: _Flow) -> tuple[str, tuple[str, ...]]:
     if flow.waiting > NOTICEABLE_WAIT:
-        situation = f"the learner starves: it waits {flow.waiting:.0%} of its time for turns"
+        situation = f"the learner starves: it waits {percent(flow.waiting)} of its time for turns"
     else:
         situation = f"only {flow.load:.2f} turns arrive for each one trained: the queue is running dry"
     return situation, (
@@ -127,20 +131,22 @@ def _starving(flow: _Flow) -> tuple[str, tuple[str, ...]]:
 
 def _overfull(flow: _Flow, settings: Settings, max_backlog: int | None) -> tuple[str, tuple[str, ...]]:
     faster = f"turns arrive {flow.load:.1f}× faster than they are trained"
-    by_rollout = issubclass(METHODS[settings.method], RolloutFirst)
-    if flow.unused < 0.01:
-        chosen = ", those of least use" if by_rollout else ""
-        expiring = f"{flow.expiring:.0%} of the turns expire{chosen}" if flow.expiring else "nothing expires yet"
-        return f"{faster}; every rollout can get a slot, {expiring}", ()
+    if flow.unused <= NOTICEABLE_UNUSED:
+        return f"{faster}; {percent(flow.expiring)} of the turns expire", ()
     advice = ["raise the batch size"]
     fitting = max(1, int(settings.batch_size / flow.rollouts_arrived))
-    if not by_rollout:
+    if not issubclass(METHODS[settings.method], RolloutFirst):
         advice.append("use a method that gives every rollout a slot first (divopd)")
     elif METHODS[settings.method] is not DivOPDAdaptive and (settings.cap is None or settings.cap > fitting):
         advice.append(f"lower the cap to {fitting}")  # divopd-adaptive does so by itself
     if max_backlog is None:
         advice.append("set explorer.max_backlog")
-    return f"{faster}; at least {flow.unused:.0%} of rollouts will expire unused", tuple(advice)
+    return f"{faster}; at least {percent(flow.unused)} of rollouts will expire unused", tuple(advice)
+
+
+def percent(share: float) -> str:
+    """A share in words: 41 %."""
+    return f"{100 * share:.0f} %"
 
 
 def _either(options: Sequence[str]) -> str:

@@ -133,7 +133,7 @@ def _experience(comparison: RunComparison) -> "Table":
     table = new_table(
         "use of experience",
         ["run", *headings],
-        caption="bound: rollouts that no composer could have given a slot\nfrom eff. rollouts on: mean of the last 40 % of batches",
+        caption="bound: rollouts no composer could have given a slot; last three: mean of the last 40 % of updates",
     )
     for one in comparison.standings:
         table.add_row(
