@@ -4,6 +4,8 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -439,3 +441,19 @@ def test_a_copied_store_is_the_same_run(tmp_path: Path) -> None:
         assert store.account() == expected
         store.compose(make_test_composer(), update=3, epoch=store.begin_learner())
         audit_ledger(store)
+
+
+def test_a_store_on_a_read_only_medium_is_read(tmp_path: Path) -> None:
+    """A recording on a medium where nothing can be written can be audited all the same."""
+    with Store.create(tmp_path / "store.db") as store:
+        fill(store)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" || exit 77; exec "$@"'
+    script = "import sys; from divopd.cli import main; sys.exit(main(['audit', 'ledger', sys.argv[1]]))"
+    command = ["sh", "-c", mount, str(tmp_path), sys.executable, "-c", script, str(tmp_path)]
+    if not shutil.which("unshare"):
+        pytest.skip("unshare is not installed")
+    done = subprocess.run(["unshare", "-rm", *command], capture_output=True, text=True, check=False)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this machine allows no mounts of one's own")
+    assert done.returncode == 0, done.stderr
+    assert "3 updates recomputed" in done.stdout
