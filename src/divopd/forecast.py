@@ -1,0 +1,177 @@
+"""What a run will cost, from its configuration and a few rollouts of a random player: tokens, virtual time, bytes.
+
+A random player fails nearly always, so its rollouts are long: these are figures of an unskilled student, from above.
+"""
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from divopd.config import Config
+from divopd.environments import Environment, make_environment
+from divopd.models.model_files import ModelFacts
+from divopd.prompts import Codec, Conversation
+
+ROLLOUTS = 4  # played to see how prompts grow
+CHARACTERS_PER_TOKEN = 4
+STORED_TOKEN_BYTES = (4, 22)  # of a prompt and of a response (payload.py)
+CHECKPOINTS = 3  # two are kept, one is being written
+ADAM_BYTES = 8  # two moments in float32
+BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+
+class CharacterCodec:
+    """Stands in for a tokenizer that is not there yet: four characters are a token."""
+
+    def __init__(self) -> None:
+        self.stop = 0
+        self.open_system = self.open_user = self.open_user_first = self.open_response = self.close_response = [0]
+
+    def text_ids(self, text: str) -> list[int]:
+        return [0] * (len(text) // CHARACTERS_PER_TOKEN + 1)
+
+    def response_ids(self, text: str) -> list[int]:
+        return [*self.text_ids(text), 0]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Means over the rollouts of a random player."""
+
+    turns: float
+    response_tokens: float
+    row_tokens: float  # prompt and response of one turn
+    whole_tokens: float  # of a rollout, read once
+    longest_prompt: int
+    truncated_share: float
+
+
+def sample_rollouts(config: Config, codec: Any, tasks: Sequence[str]) -> Sample:
+    """Play the tasks with random actions, and measure prompts as the student will see them."""
+    rng = random.Random(0)
+    rows: list[tuple[int, int]] = []
+    ends: list[int] = []
+    truncated = 0
+    with ExitStack() as stack:
+        environment = make_environment(config.environment.name, **config.environment.settings)
+        stack.callback(getattr(environment, "close", lambda: None))
+        for task in tasks:
+            lengths, cut = _play(config, codec, environment, task=task, rng=rng)
+            rows += lengths
+            ends.append(sum(lengths[-1]) if lengths else 0)
+            truncated += cut
+    count = max(len(rows), 1)
+    return Sample(
+        turns=len(rows) / max(len(tasks), 1),
+        response_tokens=sum(response for _, response in rows) / count,
+        row_tokens=sum(prompt + response for prompt, response in rows) / count,
+        whole_tokens=sum(ends) / max(len(ends), 1),
+        longest_prompt=max((prompt for prompt, _ in rows), default=0),
+        truncated_share=truncated / count,
+    )
+
+
+def _play(
+    config: Config, codec: Codec, environment: Environment, *, task: str, rng: random.Random
+) -> tuple[list[tuple[int, int]], int]:
+    """Prompt and response tokens of each turn, and how many prompts were cut."""
+    style = config.prompts
+    # a thought of a quarter of what is allowed: nobody knows before the student has answered
+    thought = "x" * (config.explorer.max_response_tokens // 4 * CHARACTERS_PER_TOKEN)
+    seen = environment.reset(task)
+    conversation = Conversation(style, codec, seen)
+    rows: list[tuple[int, int]] = []
+    cut = 0
+    while not seen.done and len(rows) < config.environment.horizon:
+        prompt = conversation.prompt()
+        action = rng.choice(seen.allowed_actions) if seen.allowed_actions else "look around"
+        response = codec.response_ids(style.render(action, thought=thought))[: config.explorer.max_response_tokens]
+        rows.append((len(prompt.ids), len(response)))
+        cut += prompt.truncated
+        seen = environment.step(action)
+        conversation.add(response, action, seen)
+    return rows, cut
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Rates and totals of a run on the virtual clock."""
+
+    load: float  # turns that arrive for each that is trained
+    seconds: float
+    rollouts: float
+    turns: float
+    generated_tokens: float
+    scored_tokens: float  # every row whole, as the paper counts
+    trained_tokens: float
+
+
+def forecast(config: Config, sample: Sample) -> Forecast:
+    """Follow the queue with mean values: rollouts arrive at one rate, updates drain them at another."""
+    costs, size, updates = config.costs, config.composer.batch_size, config.learner.updates
+    turns = max(sample.turns, 1.0)
+    acting_s = turns * (costs.environment_step_s + sample.response_tokens * costs.generated_token_s)
+    rollout_s = costs.rollout_s + acting_s + sample.whole_tokens * (costs.read_token_s + costs.scored_token_s)
+    arriving = config.explorer.rollouts_in_flight / rollout_s * turns  # turns a second
+    update_s = costs.update_s + size * sample.row_tokens * costs.trained_token_s
+    load = arriving * update_s / size
+    seconds = updates * max(update_s, size / arriving)
+    if config.explorer.max_backlog is not None:  # explorers wait for the learner
+        load = min(load, 1.0)
+    made = updates * size * max(load, 1.0)
+    return Forecast(
+        load=load,
+        seconds=seconds,
+        rollouts=made / turns,
+        turns=made,
+        generated_tokens=made * sample.response_tokens,
+        scored_tokens=made * sample.row_tokens,
+        trained_tokens=updates * size * sample.row_tokens,
+    )
+
+
+def memory_by_device(
+    config: Config, student: ModelFacts, teacher: ModelFacts | None, *, longest: int
+) -> dict[str, dict[str, int]]:
+    """Bytes by device and purpose; `longest` is the longest prompt to expect. A teacher on a server costs nothing."""
+    width = BYTES[config.student.dtype]
+    trained = _trained_parameters(config, student)
+    live = config.clock == "live"
+    tokens = longest + config.explorer.max_response_tokens
+    in_flight = config.explorer.rollouts_in_flight * config.explorer.processes + config.evaluation.in_flight
+    copies = config.explorer.processes + 1 if live else 1  # of explorers and of the evaluation
+    needs: dict[str, dict[str, int]] = {
+        config.student.device: {
+            "student": student.parameters * width,
+            "gradient and AdamW": trained * (4 + ADAM_BYTES),
+            "its copies": copies * student.parameters * width,
+            "caches": in_flight * student.cache_bytes(tokens, width_bytes=width),
+            "activations": student.activation_bytes(
+                min(config.learner.max_tokens, config.composer.batch_size * tokens)
+            ),
+        }
+    }
+    if teacher is not None:
+        needs.setdefault(config.teacher.device, {})["teacher"] = teacher.parameters * BYTES[config.teacher.dtype]
+    return needs
+
+
+def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Forecast) -> dict[str, int]:
+    """Bytes that the run directory will hold, by what they are."""
+    weights = student.parameters * BYTES[config.student.dtype]
+    optimizer = _trained_parameters(config, student) * ADAM_BYTES
+    evaluations = config.learner.updates // config.evaluation.every + 1
+    prompt = sample.row_tokens - sample.response_tokens
+    row = STORED_TOKEN_BYTES[0] * prompt + STORED_TOKEN_BYTES[1] * sample.response_tokens
+    return {
+        "store": int(expected.turns * row),
+        "checkpoints": CHECKPOINTS * (weights + optimizer),
+        "weights": evaluations * weights,
+    }
+
+
+def _trained_parameters(config: Config, student: ModelFacts) -> int:
+    lora = config.student.lora
+    return student.parameters if lora is None else lora.rank * student.adapter_rows

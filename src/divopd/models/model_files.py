@@ -1,0 +1,84 @@
+"""What a model folder says about its model, without loading a weight."""
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from divopd.errors import InputError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The size and shape of a decoder. `adapter_rows` is the sum of inputs and outputs of its linear layers."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    feed_forward: int
+    cache_width: int  # keys and values of one token in one layer
+    context_length: int | None
+    vocabulary: int
+    adapter_rows: int
+
+    def cache_bytes(self, tokens: int, *, width_bytes: int) -> int:
+        """Keys and values of so many tokens."""
+        return tokens * self.layers * self.cache_width * width_bytes
+
+    def activation_bytes(self, tokens: int) -> int:
+        """About what a backward pass keeps of so many tokens: the inputs of each layer's norms and products."""
+        return tokens * self.layers * (6 * self.hidden + 4 * self.feed_forward) * 4
+
+
+def read_model_facts(folder: Path) -> ModelFacts:
+    """Facts from config.json and the headers of the safetensors files; InputError if the folder holds no model."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
+        raise InputError(
+            f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
+            "writes it"
+        )
+    shapes = [shape for file in weights for shape in _shapes(file)]
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        return ModelFacts(
+            parameters=sum(prod(shape) for shape in shapes),
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            feed_forward=config.get("intermediate_size") or 4 * config["hidden_size"],
+            cache_width=2 * width * (config.get("num_key_value_heads") or heads),
+            context_length=config.get("max_position_embeddings"),
+            vocabulary=config["vocab_size"],
+            adapter_rows=sum(sum(shape) for shape in shapes if len(shape) == 2 and config["vocab_size"] not in shape),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder / 'config.json'}: not the configuration of a decoder ({error!r})") from None
+
+
+def _shapes(file: Path) -> list[list[int]]:
+    """The shapes of the tensors in a safetensors file, from its header alone."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        return [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: is no safetensors file ({error})") from None
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder; no weights, no network, no remote code."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{folder}: transformers cannot load its tokenizer ({str(error).splitlines()[0]})") from None

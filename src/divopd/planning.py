@@ -1,0 +1,251 @@
+"""The dry run: everything is resolved and checked, nothing is started, and no weight is loaded.
+
+plan = make_plan(config, out=Path("runs/first"))
+print("\n".join(plan.lines))
+plan.refuse_problems()
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from divopd.config import Config, ModelPart
+from divopd.environments import find_entry, missing_parts, tasks
+from divopd.errors import DivopdError, InputError
+from divopd.forecast import (
+    ROLLOUTS,
+    CharacterCodec,
+    Forecast,
+    Sample,
+    disk_bytes,
+    forecast,
+    memory_by_device,
+    sample_rollouts,
+)
+from divopd.machine import free_disk, free_memory, in_bytes
+from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
+from divopd.prompts import Codec
+from divopd.teacher import check_lengths, check_vocabularies
+
+TINY = ModelFacts(
+    parameters=1_200_000,
+    layers=4,
+    hidden=160,
+    feed_forward=448,
+    cache_width=160,
+    context_length=4096,
+    vocabulary=400,
+    adapter_rows=20_000,
+)  # what an embedded model will be about, before it is built
+
+
+@dataclass
+class Plan:
+    """What will run, in lines for people, and what stands in its way, one line each."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def say(self, title: str, text: str) -> None:
+        self.lines.append(f"{title:<11} {text}")
+
+    @contextmanager
+    def noting(self, where: str) -> Iterator[None]:
+        """An error in here is a problem of the plan."""
+        try:
+            yield
+        except DivopdError as error:
+            self.problems.append(f"{where}: {error}")
+
+    def refuse_problems(self) -> None:
+        """Raise an InputError that lists the problems, if there are any."""
+        if self.problems:
+            count = len(self.problems)
+            head = f"{count} thing{'s' if count > 1 else ''} must be put right before this can run:"
+            raise InputError("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a model before it is loaded; the tokenizer of an embedded one that is not built is not there."""
+
+    facts: ModelFacts
+    tokenizer: Any | None
+
+
+def make_plan(config: Config, *, out: Path) -> Plan:
+    """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
+    plan = Plan()
+    plan.say(
+        "run", f"{config.method} on {config.environment.name}, {config.clock} clock, seed {config.seed}, into {out}"
+    )
+    train = _check_tasks(config, plan)
+    student = _check_model(config, config.student, "student", plan)
+    teacher = None if config.teacher.url else _check_model(config, config.teacher, "teacher", plan)
+    if config.teacher.url:
+        plan.say(
+            "teacher", f"{config.teacher.model} at {config.teacher.url}; the preflight asks it when the run starts"
+        )
+    _check_other_teachers(config, plan)
+    if student and teacher and student.tokenizer and teacher.tokenizer:
+        with plan.noting("teacher.model"):
+            check_vocabularies(student.tokenizer, teacher.tokenizer)
+    _check_extras(config, plan)
+    if train:
+        with plan.noting(f"environment {config.environment.name}"):
+            codec = Codec(student.tokenizer) if student and student.tokenizer else CharacterCodec()
+            sample = sample_rollouts(config, codec, train[:ROLLOUTS])
+            expected = forecast(config, sample)
+            _say_work(config, plan, sample, expected)
+            if student:
+                _check_memory(config, plan, student.facts, teacher.facts if teacher else None, sample)
+                _check_disk(plan, disk_bytes(config, student.facts, sample, expected), out)
+    return plan
+
+
+# ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_tasks(config: Config, plan: Plan) -> list[str]:
+    """The training tasks; empty if the environment cannot run here."""
+    environment, evaluation = config.environment, config.evaluation
+    missing = missing_parts(environment.name)
+    if missing:
+        install = find_entry(environment.name).install
+        plan.problems.append(f"environment {environment.name}: missing {', '.join(missing)}; {install}")
+        return []
+    with plan.noting("environment"):
+        train = tasks(environment.name, environment.train_split, **environment.settings)
+        held = tasks(environment.name, environment.evaluation_split, **environment.settings)
+        if not train:
+            raise InputError(f"the split {environment.train_split} of {environment.name} has no tasks; expected some")
+        if len(held) < evaluation.tasks:
+            raise InputError(
+                f"evaluation.tasks is {evaluation.tasks}, but the split {environment.evaluation_split} of "
+                f"{environment.name} has {len(held)}"
+            )
+        plan.say(
+            "tasks",
+            f"{len(train):,} of {environment.train_split}, at most {environment.horizon} turns each; evaluation on "
+            f"{evaluation.tasks} of {environment.evaluation_split} every {evaluation.every} updates",
+        )
+        return train
+    return []
+
+
+def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Found | None:
+    found = None
+    with plan.noting(f"{role}.model"):
+        found = _find_model(part.model)
+        built = "" if found.tokenizer else ", built on first use"
+        plan.say(
+            role, f"{part.model}: {_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}{built}"
+        )
+        check_lengths(
+            found.facts,
+            role=role,
+            max_prompt_tokens=config.prompts.max_prompt_tokens,
+            max_response_tokens=config.explorer.max_response_tokens,
+        )
+    if part.device.startswith("cuda") and not _cuda_memory(part.device):
+        plan.problems.append(
+            f"{role}.device is {part.device}, but torch sees no such device here; run where there is one, or set cpu"
+        )
+    return found
+
+
+def _find_model(model: str) -> Found:
+    if model.startswith("embedded:"):
+        return Found(TINY, None)
+    folder = Path(model)
+    return Found(read_model_facts(folder), load_tokenizer(folder))
+
+
+def _check_other_teachers(config: Config, plan: Plan) -> None:
+    for pattern, model in config.teacher.by_task.items():
+        plan.say("", f"tasks {pattern}: {model}")
+        if not model.startswith(("http://", "https://")):
+            with plan.noting(f"teacher.by_task {pattern}"):
+                _find_model(model)
+
+
+def _check_extras(config: Config, plan: Plan) -> None:
+    wanted = {"torch": "train", "transformers": "train", "safetensors": "train"}
+    if config.student.lora is not None:
+        wanted["peft"] = "lora"
+    for module, extra in wanted.items():
+        if find_spec(module) is None:
+            plan.problems.append(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
+
+
+def _check_memory(config: Config, plan: Plan, student: ModelFacts, teacher: ModelFacts | None, sample: Sample) -> None:
+    needs = memory_by_device(config, student, teacher, longest=sample.longest_prompt)
+    for device, parts in needs.items():
+        free = free_memory() if device == "cpu" else _cuda_memory(device)
+        total = sum(parts.values())
+        listed = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items())
+        plan.say("memory", f"about {in_bytes(total)} on {device} ({listed}); {_free(free)}")
+        if free and total > free:
+            plan.problems.append(
+                f"memory: the run needs about {in_bytes(total)} on {device}, where {in_bytes(free)} are free; lower "
+                "learner.max_tokens, explorer.rollouts_in_flight or evaluation.in_flight, or set student.lora"
+            )
+
+
+def _check_disk(plan: Plan, parts: dict[str, int], out: Path) -> None:
+    free, total = free_disk(out), sum(parts.values())
+    listed = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items())
+    plan.say("disk", f"about {in_bytes(total)} ({listed}); {_free(free)}")
+    if total > free:
+        plan.problems.append(
+            f"disk: the run writes about {in_bytes(total)}, but only {in_bytes(free)} are free at {out}; choose "
+            "another --out, or raise evaluation.every"
+        )
+
+
+def _cuda_memory(device: str) -> int | None:
+    """Free bytes of a CUDA device, or None without it."""
+    import torch
+
+    number = int(device.partition(":")[2] or 0)
+    return torch.cuda.mem_get_info(number)[0] if torch.cuda.device_count() > number else None
+
+
+# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _say_work(config: Config, plan: Plan, sample: Sample, expected: Forecast) -> None:
+    learner, composer = config.learner, config.composer
+    plan.say("updates", f"{learner.updates} of {composer.batch_size} rows, learning rate {learner.lr:g}")
+    plan.say(
+        "prompts",
+        f"a random player makes {sample.turns:.0f} turns, its prompts reach {sample.longest_prompt:,} tokens; "
+        f"{sample.truncated_share:.0%} of its turns do not fit into {config.prompts.max_prompt_tokens:,}",
+    )
+    plan.say("tokens", f"about {_count(expected.trained_tokens)} trained, {_count(expected.scored_tokens)} scored, "
+             f"{_count(expected.generated_tokens)} generated in {_count(expected.rollouts)} rollouts")  # fmt: skip
+    if config.clock == "simulated":
+        plan.say("queue", f"{expected.load:.1f} turns arrive for each that is trained")
+        plan.say("time", f"about {_duration(expected.seconds)} on the virtual clock")
+    else:
+        plan.say("time", f"about {_duration(expected.seconds)} at the speeds under costs; live, this machine decides")
+
+
+def _free(amount: int | None) -> str:
+    return "free memory is not known" if amount is None else f"{in_bytes(amount)} free"
+
+
+def _count(number: float) -> str:
+    for unit, size in (("billion", 1e9), ("million", 1e6)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
