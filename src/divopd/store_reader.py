@@ -66,7 +66,10 @@ class StoreReader:
 
     @staticmethod
     def open_read_only(run: Path | str) -> "StoreReader":
-        """Open the store of a run: its folder, or the store file itself."""
+        """Open the store of a run: its folder, or the store file itself.
+
+        The store is never changed; SQLite may leave an empty store.db-wal beside it.
+        """
         path = store_path(run)
         return StoreReader(path, connect(path, mode="ro"))
 

@@ -109,7 +109,8 @@ def connect(path: Path, *, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
     """Open a store after checking that the file is one. The file is not touched before its header has been read."""
     _check_header(path)
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    if mode == "ro" and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+    log = path.with_name(f"{path.name}-wal")
+    if mode == "ro" and not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size):
         uri += "&immutable=1"  # on a read-only medium SQLite cannot make its lock file, and needs none
     with translated_errors(path):
         connection = sqlite3.connect(uri, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
