@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from divopd.curricula import Probe, adapted_depth, growing_depth, is_probe
 from divopd.environments import Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
-from divopd.explorer import Acting, Start, play
+from divopd.explorer import Acting, Start, play, rows_of
 from divopd.models.policy import Response
 from divopd.models.tiny import build_tokenizer
 from divopd.prompts import Codec, style_for
@@ -97,7 +97,9 @@ def test_rows_of_a_scored_rollout(codec: Codec) -> None:
     """All student turns are rows with the teacher's scores; a turn whose prompt was cut is a dead row."""
     few = acting(codec, style={"max_prompt_tokens": 12})
     played = play(starts(1), few, student=Parrot(codec, "wait"), environments=[Corridor()])
-    [rollout] = score_rollouts(Parrot(codec, ""), played, ids=["r0"], version=4)
+    rows = rows_of(played[0], name="r0", version=4)
+    assert rows is not None
+    [rollout] = score_rollouts(Parrot(codec, ""), [rows])
     reasons = [why_invalid(turn) for turn in rollout.turns]
     assert reasons[0] is None
     assert set(reasons[2:]) == {"prompt_truncated"}
@@ -114,8 +116,9 @@ def test_the_teacher_recovers_a_stuck_student(codec: Codec) -> None:
     played = play(starts(1, depth=9), recovering, student=student, teacher=teacher, environments=[Corridor()])
     actors = [turn.actor for turn in played[0].turns]
     assert actors == ["student", "student", "teacher", "student", "student", "teacher", "student", "student", "student"]
-    [rollout] = score_rollouts(teacher, played, ids=["r0"], version=0)
-    assert [turn.turn for turn in rollout.turns] == [0, 1, 3, 4, 6, 7, 8]
+    rows = rows_of(played[0], name="r0", version=0)
+    assert rows is not None
+    assert [turn.turn for turn in rows.turns] == [0, 1, 3, 4, 6, 7, 8]
     after, before = played[0].turns[3].prompt.ids, played[0].turns[2]
     assert after[: len(before.prompt.ids) + len(before.response.ids)] == [*before.prompt.ids, *before.response.ids]
 

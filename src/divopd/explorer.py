@@ -16,6 +16,7 @@ from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
 from divopd.recovery import Recovery, RecoveryState
+from divopd.turns import Rollout, Turn
 
 Actor = Literal["student", "teacher"]
 
@@ -161,3 +162,30 @@ def _by_actor(active: Sequence[_InFlight]) -> Iterator[tuple[Actor, list[_InFlig
     for actor in ("student", "teacher"):
         if rollouts := [rollout for rollout in active if rollout.actor == actor]:
             yield actor, rollouts
+
+
+def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
+    """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
+
+    Turns in which the teacher acted are no rows. A turn whose prompt was cut has no token that counts.
+    """
+    rows = tuple(
+        Turn(
+            rollout=name,
+            turn=index,
+            task=played.start.task,
+            version=version,
+            available_at=version,  # the store says when it really arrives
+            prompt_ids=list(turn.prompt.ids),
+            prompt_truncated=turn.prompt.truncated,
+            response_ids=list(turn.response.ids),
+            student_logprobs=turn.response.logprobs.tolist(),
+            action_mask=[0 if turn.prompt.truncated else 1] * len(turn.response.ids),
+            reward=played.reward,
+            success=played.success,
+            rollout_turns=len(played.turns),
+        )
+        for index, turn in enumerate(played.turns)
+        if turn.actor == "student"
+    )
+    return Rollout(name, rows) if rows else None

@@ -1,60 +1,40 @@
 """The frozen teacher: it scores the student's own tokens, a rollout in one pass (SPEC §6.2), and the preflight."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from divopd.errors import AlignmentError
-from divopd.explorer import Played, PlayedTurn
 from divopd.models.policy import Policy
 from divopd.turns import Rollout, Turn
 
 TOLERANCE = 1e-3  # nats; rounding between two ways of reading the same tokens
 
 
-def score_rollouts(teacher: Policy, played: Sequence[Played], *, ids: Sequence[str], version: int) -> list[Rollout]:
-    """The student turns of each rollout as training rows, with the teacher's log probabilities of their tokens.
+def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The same rollouts with the teacher's log probabilities of every student token.
 
-    Turns in which the teacher acted are no rows. A turn whose prompt was cut is not scored: it is a dead row. A rollout
-    without a student turn is left out.
+    A turn whose prompt was cut, or without a token, is not scored: it is a dead row.
     """
-    rows = [[turn for turn in rollout.turns if turn.actor == "student"] for rollout in played]
-    scored = [[turn for turn in turns if not turn.prompt.truncated and turn.response.ids] for turns in rows]
-    sequences = [[*turn.prompt.ids, *turn.response.ids] for turns in scored for turn in turns]
-    spans = [
-        [(len(turn.prompt.ids), len(s))] for s, turn in zip(sequences, (t for ts in scored for t in ts), strict=True)
-    ]
-    values = iter(teacher.score(sequences, spans))
-    by_turn = {id(turn): next(values)[0] for turns in scored for turn in turns}
-    return [
-        _as_rollout(rollout, name, version=version, scores=by_turn)
-        for rollout, name, turns in zip(played, ids, rows, strict=True)
-        if turns
-    ]
+    scored = [turn for rollout in rollouts for turn in rollout.turns if not turn.prompt_truncated and turn.response_ids]
+    sequences = [[*turn.prompt_ids, *turn.response_ids] for turn in scored]
+    spans = [[(len(turn.prompt_ids), turn.tokens)] for turn in scored]
+    values = dict(zip((turn.key for turn in scored), teacher.score(sequences, spans), strict=True))
+    return [Rollout(rollout.id, tuple(_with_scores(turn, values) for turn in rollout.turns)) for rollout in rollouts]
 
 
-def _as_rollout(played: Played, name: str, *, version: int, scores: dict[int, np.ndarray]) -> Rollout:
-    def row(index: int, turn: PlayedTurn) -> Turn:
-        teacher = scores.get(id(turn))
-        return Turn(
-            rollout=name,
-            turn=index,
-            task=played.start.task,
-            version=version,
-            available_at=version,  # the store says when it really arrived
-            prompt_ids=list(turn.prompt.ids),
-            prompt_truncated=turn.prompt.truncated,
-            response_ids=list(turn.response.ids),
-            student_logprobs=turn.response.logprobs.tolist(),
-            teacher_logprobs=None if teacher is None else teacher.tolist(),
-            action_mask=[0 if turn.prompt.truncated else 1] * len(turn.response.ids),
-            reward=played.reward,
-            success=played.success,
-            rollout_turns=len(played.turns),
+def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) -> Turn:
+    if turn.key not in values:
+        return turn
+    [scores] = values[turn.key]
+    if len(scores) != len(turn.response_ids):
+        raise AlignmentError(
+            f"rollout {turn.rollout} turn {turn.turn}: the teacher returned {len(scores)} log probs for "
+            f"{len(turn.response_ids)} response tokens; check that both models use the same tokenizer"
         )
-
-    return Rollout(name, tuple(row(i, turn) for i, turn in enumerate(played.turns) if turn.actor == "student"))
+    return replace(turn, teacher_logprobs=scores.tolist())
 
 
 # ── preflight ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ import torch
 from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
 from divopd.config import Config
 from divopd.curricula import Probe, is_probe
-from divopd.explorer import Played
+from divopd.explorer import Played, rows_of
 from divopd.journal import JournaledBatch
 from divopd.learner import Learner
 from divopd.metrics import batch_figures
@@ -202,10 +202,10 @@ class SimulatedRun:
         self.started += len(starting)
         starts = [self.exploration.start(n, version=self.acting_version, probes=self.probes) for n in numbers]
         played = self.exploration.play(starts, version=self.acting_version, student=self.actor, teacher=self.teacher)
-        names = [f"r{number:06d}" for number in numbers]
-        rollouts = {r.id: r for r in score_rollouts(self.teacher, played, ids=names, version=self.acting_version)}
-        for (slot, moment), name, one in zip(starting, names, played, strict=True):
-            slot.rollout = rollouts.get(name)
+        rows = [rows_of(one, name=f"r{one.start.number:06d}", version=self.acting_version) for one in played]
+        scored = {rollout.id: rollout for rollout in score_rollouts(self.teacher, [r for r in rows if r is not None])}
+        for (slot, moment), one, unscored in zip(starting, played, rows, strict=True):
+            slot.rollout = scored[unscored.id] if unscored else None
             slot.ends_at = moment + self._duration(one)
 
     def _duration(self, played: Played) -> float:
