@@ -60,7 +60,9 @@ class TransformersPolicy:
     ) -> Self:
         """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # a bar per load would run through our own output
         folder = Path(path)
         if dtype not in DTYPES:
             raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")

@@ -1,0 +1,191 @@
+"""One update against padded training row by row: rows per second and peak memory, on the same batches.
+
+The batches are composed by `vanilla` and by `divopd` from 15-turn rollouts with full history. The reference pads rows
+into micro-batches of the same token budget and takes log probabilities from the model's own logits of all positions;
+like ours it reads each row once per update. The model has the proportions of a small Qwen3 (a quarter of its weights
+are the vocabulary's). Memory is the growth of a fresh process during one update.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from divopd import Turn, make_composer
+from divopd.learner import Learner, Optimization
+from divopd.models.generation import common_prefix
+from divopd.models.transformers_policy import TransformersPolicy
+
+TURNS, BATCH, MAX_TOKENS, VOCABULARY = 15, 32, 4096, 4096
+METHODS = ("vanilla", "divopd")
+SIDES = ("ours", "padded")
+
+
+def run() -> dict:
+    torch.set_num_threads(1)
+    methods = {method: _compare(compose(method)) for method in METHODS}
+    for method, figures in methods.items():
+        figures["memory_mb"] = {side: _memory_mb(side, method) for side in SIDES}
+        figures["memory_share"] = figures["memory_mb"]["ours"] / figures["memory_mb"]["padded"]
+    return {
+        "bench": "learner",
+        "ratio": min(figures["ratio"] for figures in methods.values()),
+        "unit": "rows/s",
+        "ours": methods["divopd"]["rows_per_s"]["ours"],
+        "reference": methods["divopd"]["rows_per_s"]["padded"],
+        "detail": methods,
+    }
+
+
+def _compare(turns: list[Turn]) -> dict:
+    seconds = {side: [] for side in SIDES}
+    norms = {}
+    for _ in range(2):
+        for side in SIDES:
+            update = make_update(side)
+            start = time.perf_counter()
+            norms[side] = update(turns)
+            seconds[side].append(time.perf_counter() - start)
+    assert abs(norms["ours"] / norms["padded"] - 1) < 1e-4, f"the two gradients differ: {norms}"
+    best = {side: min(times) for side, times in seconds.items()}
+    limit = sum(turn.tokens for turn in turns) / unique_tokens(turns)
+    ratio = best["padded"] / best["ours"]
+    return {
+        "ratio": ratio,
+        "rows_per_s": {side: len(turns) / best[side] for side in SIDES},
+        "rollouts": len({turn.rollout for turn in turns}),
+        "limit_all_tokens_by_unique_tokens": limit,
+        "ratio_by_limit": ratio / limit,
+    }
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def compose(method: str) -> list[Turn]:
+    """The batch that a method takes from a queue of 15-turn rollouts."""
+    composer = make_composer(method, batch_size=BATCH)
+    queue = [turn for number in range(4 * BATCH // TURNS + 1) for turn in rollout(number)]
+    return list(composer.compose(queue[: composer.room(update=0)], update=0).turns)
+
+
+def rollout(number: int) -> list[Turn]:
+    """Instructions that all rollouts share, a task, then an observation and a response a turn."""
+    rng = np.random.default_rng(number)
+    context = [*range(100, 160), *rng.integers(4, VOCABULARY, 40).tolist()]
+    turns = []
+    for index in range(TURNS):
+        context = [*context, *rng.integers(4, VOCABULARY, 36).tolist()]
+        response = rng.integers(4, VOCABULARY, 24).tolist()
+        student, teacher = (-rng.exponential(1.0, 24) for _ in range(2))
+        turns.append(
+            Turn(
+                f"r{number:03d}",
+                index,
+                task=f"t{number}",
+                version=0,
+                prompt_ids=context,
+                response_ids=response,
+                student_logprobs=student.tolist(),
+                teacher_logprobs=teacher.tolist(),
+                action_mask=[1] * 24,
+            )
+        )
+        context = [*context, *response]
+    return turns
+
+
+def unique_tokens(turns: list[Turn]) -> int:
+    """Tokens in the batch when every shared beginning is counted once: no exact method computes fewer."""
+    rows = sorted([*turn.prompt_ids, *turn.response_ids] for turn in turns)
+    shared = [common_prefix(np.array(a), np.array(b)) for a, b in pairwise(rows)]
+    return sum(map(len, rows)) - sum(shared)
+
+
+# ── the two sides: each makes an update of a new model and returns the gradient's norm ────────────────────────────
+
+
+def make_update(side: str) -> Callable[[list[Turn]], float]:
+    model = make_model()
+    if side == "padded":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
+        return lambda turns: padded_update(model.train(), optimizer, turns)
+    learner = Learner(TransformersPolicy(model), Optimization(max_tokens=MAX_TOKENS))
+    return lambda turns: learner.update(turns).gradient_norm
+
+
+def make_model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=352, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config)
+
+
+def padded_update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, turns: list[Turn]) -> float:
+    """The plain way: pad, take all logits, gather the response's."""
+    for rows in padded_micro_batches(turns):
+        longest = max(turn.tokens for turn in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        there, valid, teacher = (torch.zeros(len(rows), longest) for _ in range(3))
+        for n, turn in enumerate(rows):
+            start, end = len(turn.prompt_ids), turn.tokens
+            ids[n, :end] = torch.tensor([*turn.prompt_ids, *turn.response_ids])
+            there[n, :end] = valid[n, start:end] = 1
+            teacher[n, start:end] = torch.tensor(turn.teacher_logprobs)
+        logits = model(input_ids=ids, attention_mask=there, use_cache=False).logits[:, :-1]
+        logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        advantage = teacher[:, 1:] - logprobs.detach()
+        ratio = torch.exp(logprobs - logprobs.detach())
+        row_losses = -(valid[:, 1:] * ratio * advantage).sum(1) / valid.sum(1)
+        (row_losses.sum() / len(turns)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(norm)
+
+
+def padded_micro_batches(turns: list[Turn]) -> list[list[Turn]]:
+    """Rows in batch order, as many as fit the budget when padded to the longest of them."""
+    batches: list[list[Turn]] = [[]]
+    for turn in turns:
+        rows = [*batches[-1], turn]
+        if batches[-1] and len(rows) * max(row.tokens for row in rows) > MAX_TOKENS:
+            batches.append([turn])
+        else:
+            batches[-1] = rows
+    return batches
+
+
+# ── memory, in processes of their own ─────────────────────────────────────────────────────────────────────────────
+
+
+def _memory_mb(side: str, method: str) -> float:
+    done = subprocess.run([sys.executable, __file__, side, method], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def _growth_mb(side: str, method: str) -> float:
+    torch.set_num_threads(1)
+    turns = compose(method)
+    update = make_update(side)
+    before = _peak_mb()
+    update(turns)
+    return _peak_mb() - before
+
+
+def _peak_mb() -> float:
+    # not getrusage: its peak survives exec, so that a child starts with its parent's
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(_growth_mb(*sys.argv[1:])))
