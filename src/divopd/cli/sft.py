@@ -1,0 +1,115 @@
+"""`divopd sft`: make a teacher or an initial student by supervised fine-tuning."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from divopd.errors import InputError
+
+if TYPE_CHECKING:
+    from divopd.models.transformers_policy import TransformersPolicy
+    from divopd.sft import Lessons
+
+HELP = "Fine-tune a model on rollouts of an environment's expert (a teacher), or of a weak policy (a weak student)."
+EXAMPLE = """divopd sft alfworld-small --out teacher --until 90
+  divopd sft alfworld-small --out capable --seed 1 --until 90
+  divopd sft alfworld-small --out student --from capable --labels weak --plausible 0.7 --until 20 --evaluate-every 10"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("environment", metavar="ENV", help="its name, as `divopd envs` lists it")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where the model is saved")
+    parser.add_argument("--from", dest="start", type=Path, metavar="MODEL", help="a model folder to go on from")
+    parser.add_argument(
+        "--labels", choices=("expert", "weak"), default="expert", help="whose actions are learned (default expert)"
+    )
+    parser.add_argument("--plausible", type=float, help="share of plausible wrong actions (default 0.4)")
+    parser.add_argument("--random", type=float, help="share of random actions (default 0.05)")
+    parser.add_argument("--repeat", type=float, help="share of earlier actions done again (default 0.1)")
+    parser.add_argument("--updates", type=int, default=1000, help="at most so many updates (default 1000)")
+    parser.add_argument("--rollouts", type=int, default=16, help="rollouts of one update (default 16)")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="its largest value (default 0.002)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and rollouts (default 0)")
+    parser.add_argument("--until", type=float, metavar="PERCENT", help="stop at this success rate: with expert labels "
+                        "when it is reached from below, with weak labels from above")  # fmt: skip
+    parser.add_argument("--evaluate-every", type=int, default=100, help="updates between evaluations (default 100)")
+    parser.add_argument("--tasks", type=int, help="tasks of an evaluation (default: the environment's own number)")
+    parser.add_argument("--answer", choices=("terse", "think"), default="terse", help="form of answers (default terse)")
+    parser.add_argument(
+        "--actions", choices=("listed", "unlisted"), default="unlisted", help="allowed actions in the prompt"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out.exists() and not args.force:
+        raise InputError(f"{args.out} exists; choose another --out, or pass --force to overwrite it")
+    if args.labels == "weak" and args.start is None:
+        raise InputError("--labels weak weakens a capable model; name it with --from MODEL")
+    from divopd.models.tiny import save_model
+    from divopd.sft import Evaluations, SftSettings, teach
+
+    lessons = _lessons(args)
+    settings = SftSettings(updates=args.updates, rollouts=args.rollouts, learning_rate=args.learning_rate)
+    policy = _policy(args, lessons)
+    until = args.until
+    reached = (lambda percent: percent <= until) if args.labels == "weak" else (lambda percent: percent >= until)
+    wanted = reached if until is not None else lambda percent: False
+    with _Progress(settings.updates) as progress:
+        last = teach(
+            policy,
+            lessons,
+            settings,
+            evaluations=Evaluations(every=args.evaluate_every, tasks=args.tasks),
+            wanted=wanted,
+            report=progress.report,
+        )
+    save_model(args.out, policy.model, policy.tokenizer)
+    print(f"{args.out}: success rate {last.percent:.1f} % on {len(last.rollouts)} tasks of {args.environment}")
+    return 0 if until is None or wanted(last.percent) else 1
+
+
+def _lessons(args: argparse.Namespace) -> "Lessons":
+    from divopd.demonstrations import Slips
+    from divopd.prompts import style_for
+    from divopd.sft import Lessons
+
+    given = {name: getattr(args, name) for name in ("plausible", "random", "repeat")}
+    slips = Slips(**{name: share for name, share in given.items() if share is not None})
+    style = style_for(args.environment, answer=args.answer, actions=args.actions)
+    return Lessons(args.environment, style, labels=args.labels, slips=slips, seed=args.seed)
+
+
+def _policy(args: argparse.Namespace, lessons: "Lessons") -> "TransformersPolicy":
+    from divopd.models.transformers_policy import TransformersPolicy
+    from divopd.sft import new_policy
+
+    return new_policy(lessons, seed=args.seed) if args.start is None else TransformersPolicy.load(args.start)
+
+
+class _Progress:
+    """A bar on stderr with the loss, and one line per evaluation."""
+
+    def __init__(self, updates: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(file=sys.stderr))
+        self._task = self._bar.add_task("sft", total=updates)
+
+    def __enter__(self) -> "_Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()
+
+    def report(self, figures: object) -> None:
+        from divopd.sft import SftUpdate
+
+        assert isinstance(figures, SftUpdate)
+        self._bar.update(self._task, completed=figures.update + 1, description=f"loss {figures.loss:.3f}")
+        if figures.evaluation is not None:
+            self._bar.console.print(f"update {figures.update + 1}: success rate {figures.evaluation.percent:.1f} %")

@@ -1,0 +1,182 @@
+"""Expert data for supervised fine-tuning: rollouts in which others also act, with a label at every state.
+
+A teacher that has only seen the expert's own states is lost on a student's. So the rollouts of `expert_rollout` go
+through states that slips lead to: plausible and random actions, and earlier actions done again (which is how weak
+students fail). The label stays the expert's action everywhere. `weak_rollout` labels what was done, slips included:
+fine-tuning on that makes a weak student of a capable one.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+import numpy as np
+
+from divopd.environments import Environment, Expert, Observation, find_entry, make_environment, make_expert, tasks
+from divopd.errors import InputError
+from divopd.prompts import Codec, Conversation, PromptStyle
+
+
+@dataclass(frozen=True)
+class Slips:
+    """How often something else than the expert's action is done, as shares of the turns.
+
+    `plausible`: an allowed action of a kind that the expert has used in this rollout or would use now. `random`: any
+    allowed action. `repeat`: an action of this rollout once more, possible or not. For an expert rollout they are upper
+    limits: each draws its own factor up to 1, so that smooth and hopeless ones are both seen.
+    """
+
+    plausible: float = 0.4
+    random: float = 0.05
+    repeat: float = 0.1
+
+    def __post_init__(self) -> None:
+        shares = (self.plausible, self.random, self.repeat)
+        if min(shares) < 0 or sum(shares) > 1 + 1e-9:
+            raise InputError(
+                f"slips are plausible {self.plausible}, random {self.random}, repeat {self.repeat}; "
+                "expected shares from 0 on that sum to at most 1"
+            )
+
+    def times(self, factor: float) -> "Slips":
+        """The same mixture, more seldom."""
+        return Slips(plausible=self.plausible * factor, random=self.random * factor, repeat=self.repeat * factor)
+
+
+@dataclass(frozen=True)
+class LabelledTurn:
+    """What was seen, what should be answered, and what was done."""
+
+    seen: Observation
+    label: str
+    done: str
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One whole rollout with a label at every turn, as text."""
+
+    task: str
+    turns: tuple[LabelledTurn, ...]
+    success: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One whole rollout as tokens: at `ids[positions - 1]` the model should predict `targets`."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    targets: np.ndarray
+
+
+Labels = Literal["expert", "weak"]
+
+
+def demonstrate(environment: str, labels: Labels, *, slips: Slips, seed: int) -> Iterator[Demonstration]:
+    """Rollouts of random training tasks without end; the same seed gives the same rollouts."""
+    rollout = {"expert": expert_rollout, "weak": weak_rollout}[labels]
+    played = make_environment(environment)
+    expert = make_expert(environment, played)
+    horizon = find_entry(environment).horizon
+    names = tasks(environment, "train")
+    for number in count():
+        source = random.Random(f"{labels} {seed} {number}")
+        demonstration = rollout(played, expert, source.choice(names), slips=slips, horizon=horizon, source=source)
+        if demonstration.turns:  # a task may be solved before the first action
+            yield demonstration
+
+
+def expert_rollout(
+    environment: Environment, expert: Expert, task: str, *, slips: Slips, horizon: int, source: random.Random
+) -> Demonstration:
+    """A rollout with slips and the expert's action as the label everywhere."""
+    rare = slips.times(source.random())
+    return _rollout(environment, expert, task, slips=rare, horizon=horizon, source=source)
+
+
+def weak_rollout(
+    environment: Environment, expert: Expert, task: str, *, slips: Slips, horizon: int, source: random.Random
+) -> Demonstration:
+    """A rollout of a policy that slips, labelled with what it did."""
+    played = _rollout(environment, expert, task, slips=slips, horizon=horizon, source=source)
+    return Demonstration(task, tuple(LabelledTurn(t.seen, t.done, t.done) for t in played.turns), played.success)
+
+
+def _rollout(
+    environment: Environment, expert: Expert, task: str, *, slips: Slips, horizon: int, source: random.Random
+) -> Demonstration:
+    observation = environment.reset(task)
+    expert.reset(observation)
+    turns: list[LabelledTurn] = []
+    kinds: set[str] = set()
+    while not observation.done and len(turns) < horizon:
+        label = expert.act(observation)
+        kinds.add(_kind(label))
+        done = _slip(observation.allowed_actions or [], kinds, [turn.done for turn in turns], slips, source) or label
+        expert.took(done)
+        turns.append(LabelledTurn(observation, label, done))
+        observation = environment.step(done)
+    return Demonstration(task, tuple(turns), observation.success)
+
+
+def _slip(
+    allowed: Sequence[str], kinds: set[str], past: Sequence[str], slips: Slips, source: random.Random
+) -> str | None:
+    """What is done instead of the expert's action; None most of the time, and where there is nothing to choose from."""
+    options: Sequence[str] = ()
+    draw = source.random()
+    if draw < slips.plausible:
+        options = [action for action in allowed if _kind(action) in kinds]
+    elif draw < slips.plausible + slips.random:
+        options = allowed
+    elif draw < slips.plausible + slips.random + slips.repeat:
+        options = past
+    return source.choice(options) if options else None
+
+
+def _kind(action: str) -> str:
+    """The verb of an action: "go" of "go to desk 1", "click" of "click[buy now]"."""
+    return action.replace("[", " ").partition(" ")[0]
+
+
+# ── to tokens ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def texts(demonstrations: Iterable[Demonstration], style: PromptStyle) -> Iterator[str]:
+    """Everything that is read or answered in them: what a tokenizer is built from."""
+    yield style.system
+    for demonstration in demonstrations:
+        for turn in demonstration.turns:
+            yield style.describe(turn.seen)
+            yield style.render(turn.label)
+            yield style.render(turn.done)
+
+
+def encode(demonstration: Demonstration, style: PromptStyle, codec: Codec) -> Example:
+    """The rollout as one sequence. Where another action than the label was done, targets end at the first other token.
+
+    Up to that token the label has the same context as what was done, so its loss is exact; from there on the sequence
+    no longer holds the label's tokens. InputError unless the style keeps the full history: only then is a prompt the
+    beginning of the next.
+    """
+    if style.history != "full":
+        raise InputError(f"prompt history is {style.history!r}; supervised fine-tuning on whole rollouts needs full")
+    ids: list[int] = []
+    positions: list[int] = []
+    targets: list[int] = []
+    conversation = Conversation(style, codec, demonstration.turns[0].seen)
+    following = [turn.seen for turn in demonstration.turns[1:]]
+    for turn, seen in zip(demonstration.turns, [*following, Observation("")], strict=True):
+        prompt = conversation.prompt()
+        if prompt.truncated:
+            break  # the model will never be asked for more than this
+        label, done = (codec.response_ids(style.render(action)) for action in (turn.label, turn.done))
+        common = next((n for n, (a, b) in enumerate(zip(label, done, strict=False)) if a != b), len(label) - 1)
+        positions += range(len(prompt.ids), len(prompt.ids) + common + 1)
+        targets += label[: common + 1]
+        ids = [*prompt.ids, *done]
+        conversation.add(done, turn.done, seen)
+    return Example(np.array(ids), np.array(positions), np.array(targets))
