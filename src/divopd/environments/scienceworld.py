@@ -1,7 +1,7 @@
 """ScienceWorld on the real package: 30 types of elementary science tasks in a simulated house.
 
-Lean: an action costs one call of the simulator and two short ones for score and completion; the valid actions
-(about 500, slow to list) are fetched only when asked for. Needs `pip install 'divopd[scienceworld]'` and java.
+Lean: an action costs what the simulator needs for it and no more; the valid actions (about 500, slow to list) are
+fetched only when asked for. Needs `pip install 'divopd[scienceworld]'` and java.
 Observations are not equal to the bit between runs (thermometers, generated gold paths): never hash them.
 """
 
@@ -62,12 +62,11 @@ class ScienceWorld:
         simulator = self._running()
         self._taken += 1
         # half a surrogate pair cannot be sent over the wire
-        text = str(simulator.call("step", action.encode("utf-8", "replace").decode("utf-8"))).strip()
-        score = float(simulator.call("getScore"))
+        text, score, completed = simulator.act(action.encode("utf-8", "replace").decode("utf-8"))
         gained, self._score = score - self._score, score
-        # a wrong focus gives -1 while the simulator does not call itself completed
-        done = score < 0 or bool(simulator.call("getCompleted"))
-        valid = not text.startswith((NOT_UNDERSTOOD, "Unknown action."))
+        done = score < 0 or completed  # a wrong focus gives -1 while the simulator does not call the task completed
+        text = text.strip() or NOT_UNDERSTOOD
+        valid = text != NOT_UNDERSTOOD
         success = done and round(100 * score) == 100
         return Observation(text, self._listed(), done=done, success=success, reward=gained, valid=valid)
 
@@ -104,7 +103,7 @@ class ScienceWorld:
             self._simulator = Simulator(timeout_s=self.timeout_s)
             weakref.finalize(self, self._simulator.stop)
         name, variation = self._task
-        self._simulator.call("load", name, variation, self.simplifications, how == "with gold path")
+        self._simulator.load(name, variation, self.simplifications, gold_path=how == "with gold path")
 
     def _running(self) -> Simulator:
         if self._simulator is None:
