@@ -202,22 +202,15 @@ def test_a_new_store_is_synced_before_it_gets_its_name(tmp_path: Path) -> None:
     """The file is synced before the link that names it, the folder after: a power cut leaves a whole store or none."""
     script = f"from divopd.store import Store; Store.create({str(tmp_path / 'store.db')!r}).close()"
     trace = tmp_path / "trace"
-    command = [
-        "strace",
-        "-f",
-        "-y",
-        "-o",
-        str(trace),
-        "-e",
-        "trace=fsync,fdatasync,link,linkat",
-        sys.executable,
-        "-c",
-        script,
+    traced = ["strace", "-f", "-y", "-o", str(trace), "-e", "trace=pwrite64,fsync,fdatasync,link"]
+    subprocess.run([*traced, sys.executable, "-c", script], check=True)
+    calls = [
+        line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "partial" in line or "sync" in line
     ]
-    subprocess.run(command, check=True, env=os.environ)
-    calls = [line.split(maxsplit=1)[1] for line in trace.read_text().splitlines() if "sync(" in line or "link" in line]
     named = next(place for place, call in enumerate(calls) if call.startswith("link"))
+    assert calls[named - 1].startswith("fsync")
     assert ".partial>" in calls[named - 1]
+    assert calls[named + 1].startswith("fsync")
     assert f"{tmp_path}>" in calls[named + 1]
 
 

@@ -143,6 +143,7 @@ def translated_errors(path: Path) -> Generator[None]:
 
 def _fill(partial: Path, max_queued: int | None) -> None:
     with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is complete
         # the tables first, in the plain journal mode: its commit tells of a failed write, the closing of a WAL does not
         connection.execute("BEGIN")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
