@@ -1,0 +1,205 @@
+"""The dry run: what it says, what it refuses, and that it loads no weight."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from divopd.config import Config, load_config
+from divopd.errors import InputError
+from divopd.forecast import CharacterCodec, Sample, forecast, sample_rollouts
+from divopd.models.model_files import read_model_facts
+from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
+from divopd.planning import Plan, make_plan
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SMALL = TinySize(hidden=16, layers=2, heads=2, key_value_heads=1, feed_forward=32, context=2048)
+WORDS = ["go to fridge 1 You see nothing open close take from the a look examine desk"] * 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of a few thousand parameters."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(WORDS)
+    save_model(folder, build_model(tokenizer, seed=0, size=SMALL), tokenizer)
+    return folder
+
+
+def config_for(student: Path | str, teacher: Path | str, /, **sections: Any) -> Config:
+    given = {
+        "student": {"model": str(student)},
+        "teacher": {"model": str(teacher)},
+        "prompts": {"answer": "terse", "actions": "unlisted", "max_prompt_tokens": 1024},
+        "explorer": {"max_response_tokens": 24},
+    }
+    return Config.model_validate(given | sections)
+
+
+def only_problem(plan: Plan) -> str:
+    assert len(plan.problems) == 1, plan.problems
+    return plan.problems[0]
+
+
+def test_a_run_that_can_start_has_a_plan_without_problems(model: Path, tmp_path: Path) -> None:
+    """The plan says what will run, on how many tasks, tokens, virtual seconds and bytes; nothing is written."""
+    plan = make_plan(config_for(model, model), out=tmp_path / "run")
+    plan.refuse_problems()
+    titles = [line.split()[0] for line in plan.lines]
+    expected = ["run", "tasks", "student", "teacher", "updates", "prompts", "tokens", "queue", "time", "memory", "disk"]
+    assert titles == expected
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_weight_is_read(model: Path, tmp_path: Path) -> None:
+    """A model whose tensors are cut off after the header plans like a whole one."""
+    cut = shutil.copytree(model, tmp_path / "cut")
+    whole = (cut / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    (cut / "model.safetensors").write_bytes(whole[:header])
+    assert make_plan(config_for(cut, model), out=tmp_path).problems == []
+    assert read_model_facts(cut) == read_model_facts(model)
+
+
+def test_parameters_are_counted_exactly(model: Path) -> None:
+    """The figure from the file headers is the model's own (its tied head is stored once)."""
+    tokenizer = build_tokenizer(WORDS)
+    own = sum(p.numel() for p in build_model(tokenizer, seed=0, size=SMALL).parameters())
+    facts = read_model_facts(model)
+    assert facts.parameters == own
+    assert facts.context_length == SMALL.context
+    assert facts.cache_bytes(10, width_bytes=4) == 10 * 2 * 2 * 1 * (16 // 2) * 4
+
+
+def test_everything_that_is_missing_is_listed(tmp_path: Path) -> None:
+    """All problems come at once, one line each, in one InputError."""
+    plan = make_plan(config_for("nowhere", "neither", student={"model": "nowhere", "device": "cuda:63"}), out=tmp_path)
+    with pytest.raises(InputError, match="3 things must be put right") as caught:
+        plan.refuse_problems()
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert "student.model: nowhere: no model there" in lines[1]
+    assert "cuda:63" in lines[2]
+    assert "teacher.model: neither: no model there" in lines[3]
+    assert any(line.startswith("tokens") for line in plan.lines), "the estimate does not need the models"
+
+
+def test_another_vocabulary_is_refused(model: Path, tmp_path: Path) -> None:
+    """The message says which tokens differ."""
+    tokenizer = build_tokenizer([*WORDS, "a zebra a zebra"])
+    save_model(tmp_path / "other", build_model(tokenizer, seed=0, size=SMALL), tokenizer)
+    problem = only_problem(make_plan(config_for(model, tmp_path / "other"), out=tmp_path))
+    assert problem.startswith("teacher.model: ")
+    assert "different vocabularies (276 and 277 tokens" in problem
+
+
+def test_prompts_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
+    """Prompt and response together must fit into the context of both models."""
+    prompts = {"answer": "terse", "actions": "unlisted", "max_prompt_tokens": 2040}
+    problems = make_plan(config_for(model, model, prompts=prompts), out=tmp_path).problems
+    assert len(problems) == 2
+    assert all("2048" in problem and "max_prompt_tokens" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"environment": {"name": "alfworld-small", "train_split": "trian"}}, "did you mean 'train'"),
+        ({"environment": {"name": "alfworld-small", "settings": {"games": "smalll"}}}, "smalll"),
+        ({"environment": {"name": "alfworld-small", "settings": {"gamez": "small"}}}, "did you mean 'games'"),
+        ({"evaluation": {"tasks": 1_000_000}}, "evaluation.tasks is 1000000"),
+    ],
+)
+def test_tasks_that_are_not_there_are_refused(
+    model: Path, tmp_path: Path, sections: dict[str, Any], words: str
+) -> None:
+    """A split, a setting of the environment, or more evaluation tasks than there are."""
+    assert words in only_problem(make_plan(config_for(model, model, **sections), out=tmp_path))
+
+
+def test_a_missing_environment_names_the_command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the official games the plan says what gets them."""
+    monkeypatch.delenv("DIVOPD_DATA", raising=False)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    problem = only_problem(make_plan(config_for(model, model, environment={"name": "alfworld"}), out=tmp_path))
+    assert "official games" in problem
+    assert "alfworld-download" in problem
+
+
+def test_too_little_memory_is_a_problem(model: Path, tmp_path: Path) -> None:
+    """A cache for a million rollouts fits nowhere."""
+    config = config_for(model, model, explorer={"rollouts_in_flight": 10**9, "max_response_tokens": 24})
+    assert any(problem.startswith("memory: ") for problem in make_plan(config, out=tmp_path).problems)
+
+
+def test_other_teachers_are_looked_for(model: Path, tmp_path: Path) -> None:
+    """A folder for some tasks must be there; a server is asked only when the run starts."""
+    by_task = {"pick_*": str(model), "look_*": "nowhere", "heat_*": "http://127.0.0.1:9/v1"}
+    teacher = {"model": str(model), "by_task": by_task}
+    assert "teacher.by_task look_*" in only_problem(make_plan(config_for(model, model, teacher=teacher), out=tmp_path))
+    served = {"model": "served", "url": "http://127.0.0.1:9/v1"}
+    assert make_plan(config_for(model, model, teacher=served), out=tmp_path).problems == []
+
+
+def test_a_damaged_model_folder_is_refused(model: Path, tmp_path: Path) -> None:
+    """Garbage where a header or a configuration should be is one line, however large it claims to be."""
+    broken = shutil.copytree(model, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes((2**60).to_bytes(8, "little") + b"{}")
+    with pytest.raises(InputError, match="is no safetensors file"):
+        read_model_facts(broken)
+    shutil.copy(model / "model.safetensors", broken)
+    (broken / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+    with pytest.raises(InputError, match="not the configuration of a decoder"):
+        read_model_facts(broken)
+
+
+SAMPLE = Sample(turns=10, response_tokens=5, row_tokens=100, whole_tokens=200, longest_prompt=195, truncated_share=0.0)
+COSTS = {
+    "rollout_s": 1.0, "environment_step_s": 0.1, "read_token_s": 0.005, "scored_token_s": 0.005,
+    "generated_token_s": 0.02, "trained_token_s": 0.001, "update_s": 0.6,
+}  # fmt: skip
+
+
+def costed(**explorer: Any) -> Config:
+    return Config.model_validate(
+        {"costs": COSTS, "composer": {"batch_size": 64}, "learner": {"updates": 10}, "explorer": explorer}
+    )
+
+
+def test_the_forecast_follows_the_costs() -> None:
+    """A rollout takes 1 + 10·(0.1 + 5·0.02) + 200·0.01 = 5 s; an update 0.6 + 6400·0.001 = 7 s."""
+    busy = forecast(costed(rollouts_in_flight=32), SAMPLE)
+    assert busy.load == pytest.approx(32 / 5 * 10 * 7 / 64)
+    assert busy.seconds == pytest.approx(70)
+    assert busy.rollouts == pytest.approx(70 * 32 / 5)
+    assert busy.trained_tokens == pytest.approx(10 * 64 * 100)
+    assert busy.scored_tokens == pytest.approx(busy.load * busy.trained_tokens)
+
+
+def test_a_learner_that_waits_takes_longer() -> None:
+    """With one rollout in flight 2 turns arrive a second: the learner waits 32 s for 64."""
+    slow = forecast(costed(rollouts_in_flight=1), SAMPLE)
+    assert slow.load < 1
+    assert slow.seconds == pytest.approx(320)
+    assert slow.turns == pytest.approx(640)
+
+
+def test_admission_control_holds_the_load_at_one() -> None:
+    """With a backlog limit no more is made than is trained."""
+    assert forecast(costed(rollouts_in_flight=32, max_backlog=64), SAMPLE).turns == pytest.approx(640)
+
+
+def test_the_sample_sees_what_does_not_fit() -> None:
+    """A random player's prompts grow to the limit and beyond: the share that is cut is told."""
+    config = load_config(CONFIGS / "default" / "divopd.yaml", ["prompts.max_prompt_tokens=300"])
+    from divopd.environments import tasks
+
+    sample = sample_rollouts(config, CharacterCodec(), tasks("alfworld-small", "train")[:2])
+    assert sample.longest_prompt == 300
+    assert 0 < sample.truncated_share < 1
+    assert 0 < sample.turns <= config.environment.horizon
