@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         listed = tasks(args.environment, entry.evaluation_split, **settings)
         task = listed[args.seed % len(listed)]
     environment = make_environment(args.environment, **settings)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     try:
         play(environment, task, make_policy(args, environment, console), horizon=entry.horizon, console=console)
     finally:
@@ -63,7 +63,7 @@ def play(environment: "Environment", task: str, policy: Policy, *, horizon: int,
         total += observation.reward
         _show(console, f"{turn} > {action}", observation)
     ending = "success" if observation.success else "not solved"
-    console.print(f"{ending} after {turn} of {horizon} turns, reward {total:g}", style="bold", markup=False)
+    console.print(f"{ending} after {turn} of {horizon} turns, reward {total:g}", style="bold")
 
 
 def make_policy(args: argparse.Namespace, environment: "Environment", console: "Console") -> Policy:
@@ -103,7 +103,7 @@ def _random(seed: int) -> Policy:
 
 
 def _person(console: "Console") -> Policy:
-    console.print(f"{_LIST} lists the allowed actions, {_LEAVE[0]} leaves", style="dim", markup=False)
+    console.print(f"{_LIST} lists the allowed actions, {_LEAVE[0]} leaves", style="dim")
 
     def act(observation: "Observation") -> str | None:
         while True:
@@ -116,7 +116,7 @@ def _person(console: "Console") -> Policy:
             if line == _LIST:
                 listed = observation.allowed_actions
                 text = "the environment does not list them" if listed is None else "\n".join(listed)
-                console.print(printable(text), markup=False)
+                console.print(printable(text))
             elif line:
                 return line
 
@@ -138,10 +138,10 @@ def _escape(letter: str) -> str:
 
 
 def _show(console: "Console", heading: str, observation: "Observation") -> None:
-    console.print(printable(heading), style="bold", markup=False)
+    console.print(printable(heading), style="bold")
     if not observation.valid:
-        console.print("(not understood)", style="yellow", markup=False)
-    console.print(printable(observation.text), markup=False)
+        console.print("(not understood)", style="yellow")
+    console.print(printable(observation.text))
 
 
 def read_settings(pairs: list[str]) -> dict[str, Any]:

@@ -1,0 +1,374 @@
+"""The table of environments, the adapters, and environments that users bring."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from divopd.environments import ENVIRONMENTS, find_entry, make_environment, make_expert, missing_parts, tasks
+from divopd.environments.gym import GymEnvironment, seed_of
+from divopd.environments.openenv import OpenEnvEnvironment
+from divopd.errors import EnvironmentFailure, InputError, UnknownNameError
+
+ROOT = Path(__file__).parents[1]
+ROOM = f"{ROOT}/examples/counting_room/counting_room.py:CountingRoom"
+COMMAND = "import sys; from divopd.cli import envs; import argparse; p = argparse.ArgumentParser(); " + (
+    "envs.add_arguments(p); envs.run(p.parse_args(sys.argv[1:]))"
+)
+
+
+def run_envs(*arguments: str, **environment: str) -> str:
+    """`divopd envs` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "horizon", "split", "count"),
+    [("alfworld", 30, "valid_seen", 140), ("scienceworld", 30, "held-out", 256), ("webshop", 15, "test", 128)],
+)
+def test_horizons_and_evaluation_of_the_paper(name: str, horizon: int, split: str, count: int) -> None:
+    """Horizons and evaluation tasks are those of SPEC §6.1 and §8."""
+    entry = ENVIRONMENTS[name]
+    assert (entry.horizon, entry.evaluation_split, entry.evaluation_tasks) == (horizon, split, count)
+
+
+@pytest.mark.parametrize(
+    "name", ["alfworld-small", "alfworld-large", "scienceworld", "webshop-small", "gym", "openenv"]
+)
+def test_every_split_has_its_tasks(name: str) -> None:
+    """Each split of an environment that needs no data lists tasks without repeats, enough to evaluate on."""
+    if "Stemmer" in missing_parts(name):
+        pytest.skip("needs the extra webshop")
+    entry = ENVIRONMENTS[name]
+    for split in entry.splits:
+        listed = tasks(name, split)
+        assert len(listed) == len(set(listed)) >= entry.evaluation_tasks
+    assert set(tasks(name, "train")).isdisjoint(tasks(name, entry.evaluation_split))
+
+
+def test_official_alfworld_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the official data, valid_seen is the paper's 140 games, and training games are shuffled, not sorted."""
+    if missing_parts("alfworld"):
+        pytest.skip("needs the official games (DIVOPD_DATA or ALFWORLD_DATA)")
+    train = tasks("alfworld", "train")
+    assert len(tasks("alfworld", "valid_seen")) == 140
+    assert len(train) == 3553
+    assert train != sorted(train)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [("scienceworld", "train"), ("scienceworld", "held-out"), ("alfworld-small", "train")]
+)
+def test_same_order_with_any_hash_seed(name: str, split: str) -> None:
+    """`divopd envs --tasks` prints the same JSON lines in the same order whatever PYTHONHASHSEED is."""
+    first, second = (
+        run_envs("--tasks", name, "--split", split, "--json", PYTHONHASHSEED=seed) for seed in ("1", "4242")
+    )
+    assert first == second
+    assert [json.loads(line) for line in first.splitlines()] == tasks(name, split)
+
+
+def test_webshop_order_with_any_hash_seed() -> None:
+    """The shop's goals too, down to their text."""
+    if missing_parts("webshop-small"):
+        pytest.skip("needs the extra webshop")
+    code = "from divopd.environments import *; e = make_environment('webshop-small'); print([e.reset(t).text for t in "
+    code += "tasks('webshop-small', 'test')[:20]])"
+    shown = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "4242")
+    }
+    assert len(shown) == 1
+
+
+def test_what_is_missing_is_told_with_its_command(tmp_path: Path) -> None:
+    """Without java and data, `divopd envs` says so and how to get them; the native environments stay ready."""
+    shown = run_envs(PATH=str(tmp_path), JAVA_HOME=str(tmp_path), DIVOPD_DATA="", ALFWORLD_DATA="", COLUMNS="200")
+    assert "missing: java" in shown.replace("missing: scienceworld, java", "missing: java")
+    assert "openjdk" in shown
+    assert "missing: official games" in shown
+    assert "alfworld-download" in shown
+    ready = [json.loads(line) for line in run_envs("--json").splitlines()]
+    assert {line["environment"] for line in ready} == set(ENVIRONMENTS)
+    assert next(line for line in ready if line["environment"] == "alfworld-small")["missing"] == []
+
+
+def test_unknown_names_are_errors() -> None:
+    """A wrong environment, split or setting is named with the nearest right one."""
+    with pytest.raises(UnknownNameError, match="did you mean 'scienceworld'"):
+        make_environment("sciencewolrd")
+    with pytest.raises(UnknownNameError, match="held-out"):
+        tasks("scienceworld", "test")
+    with pytest.raises(UnknownNameError, match="did you mean 'simplifications'"):
+        make_environment("scienceworld", simplification="easy")
+
+
+@pytest.mark.parametrize("name", ["alfworld", "webshop"])
+def test_missing_data_is_an_error_that_says_where_it_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without official data the error names the variable to set and what needs no data."""
+    if "Stemmer" in missing_parts(name):
+        pytest.skip("needs the extra webshop")
+    from divopd.environments import sources
+
+    monkeypatch.delenv("DIVOPD_DATA", raising=False)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    for shared in (sources._games, sources._shop):
+        shared.cache_clear()
+    with pytest.raises(InputError, match="DIVOPD_DATA"):
+        make_environment(name)
+
+
+@pytest.mark.parametrize("name", ["alfworld-small", "webshop-small", ROOM])
+@pytest.mark.parametrize("action", ["x" * 100_000, "\ud800", "\x1b[2J", "<|im_end|>", ""])
+def test_bad_actions_are_invalid(name: str, action: str) -> None:
+    """An action of 100 kB, broken Unicode, escapes and chat markers are invalid actions; the rollout goes on."""
+    if missing_parts(name):
+        pytest.skip("needs an extra")
+    environment = make_environment(name)
+    environment.reset(tasks(name, "test")[0])
+    observation = environment.step(action)
+    assert not observation.valid
+    assert not observation.done
+
+
+@pytest.mark.parametrize("name", ["alfworld-small", "webshop-small", ROOM])
+def test_experts_solve_evaluation_tasks(name: str) -> None:
+    """The expert of each environment solves the first tasks, acting on what it sees, within the horizon."""
+    if missing_parts(name):
+        pytest.skip("needs an extra")
+    environment = make_environment(name)
+    expert = make_expert(name, environment)
+    solved = 0
+    for task in tasks(name, "test")[:10]:
+        observation = environment.reset(task)
+        expert.reset(observation)
+        for _ in range(find_entry(name).horizon):
+            observation = environment.step(expert.act(observation))
+            if observation.done:
+                break
+        solved += observation.success
+    assert solved >= 9
+
+
+# ── a user's own ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_example_is_short_and_complete() -> None:
+    """The example class fits forty lines, lists tasks for both splits, and none is in both."""
+    source = (ROOT / "examples/counting_room/counting_room.py").read_text(encoding="utf-8")
+    body = source.split("class CountingRoom")[1].split("class Walker")[0]
+    assert len(body.strip().splitlines()) <= 40
+    assert set(tasks(ROOM, "train")).isdisjoint(tasks(ROOM, "test"))
+    assert len(tasks(ROOM, "train")) == 72
+
+
+@pytest.mark.parametrize("name", ["nowhere.py:Room", "no.such.module:Room", "json:nothing", "json:JSONDecoder"])
+def test_own_environment_that_is_none(name: str) -> None:
+    """A file, module or class that is not there, or has no reset and step, is an InputError."""
+    with pytest.raises(InputError, match="environment"):
+        make_environment(name)
+
+
+def test_own_environment_without_tasks(tmp_path: Path) -> None:
+    """A class without `tasks` can be played by task name, but not listed."""
+    file = tmp_path / "bare.py"
+    file.write_text("class Bare:\n    def reset(self, task): ...\n    def step(self, action): ...\n")
+    make_environment(f"{file}:Bare")
+    with pytest.raises(InputError, match="static method 'tasks'"):
+        tasks(f"{file}:Bare", "train")
+
+
+# ── Gymnasium ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_guess(*, reveal: Callable[[int], Any] = lambda n: f"low of {n}") -> Any:
+    """A real Gymnasium environment: guess the number that the seed drew, with words for actions."""
+    gymnasium = pytest.importorskip("gymnasium", reason="needs the extra gym")
+
+    class Guess(gymnasium.Env):
+        observation_space = gymnasium.spaces.Text(100)
+        action_space = gymnasium.spaces.Discrete(3)
+
+        def reset(self, *, seed: int | None = None, options: dict | None = None):  # type: ignore[override]
+            super().reset(seed=seed)
+            self.left = 3
+            self.number = int(self.np_random.integers(3)) if options is None else len(options["task"]) % 3
+            return reveal(self.number), {}
+
+        def step(self, action: Any):  # type: ignore[override]
+            if action == 2:
+                raise OSError("the guess machine is broken")
+            self.left -= 1
+            right = action == self.number
+            return "right" if right else "wrong", float(right), right, self.left == 0, {}
+
+    return Guess()
+
+
+def test_gym_environment_is_played_with_words() -> None:
+    """Actions are names of numbers, tasks are seeds, success is an end with a reward, other words are invalid."""
+    environment = GymEnvironment(make_guess(), actions=["zero", "one", "break"])
+    texts = {environment.reset(f"seed/{seed}").text for seed in (1, 1, 2, 3, 4, 5)}
+    assert len(texts) > 1
+    first = environment.reset("seed/1")
+    assert first == environment.reset("seed/1")
+    assert first.allowed_actions == ["zero", "one", "break"]
+    environment.reset("ab c")  # no seed: the task itself is handed over
+    assert not environment.step("fly").valid
+    seen = environment.step("one")
+    assert (seen.done, seen.success, seen.reward) == (True, True, 1.0)
+
+
+def test_gym_environment_that_runs_out_of_time_has_failed() -> None:
+    """Truncation ends the rollout without success."""
+    environment = GymEnvironment(make_guess(), actions=["zero", "one"])
+    environment.reset("abc")
+    environment._env.number = 9
+    seen = [environment.step("one") for _ in range(3)]
+    assert [observation.done for observation in seen] == [False, False, True]
+    assert not seen[-1].success
+
+
+def test_gym_environment_that_raises_costs_one_rollout() -> None:
+    """Whatever the environment raises is an EnvironmentFailure, and the next reset works."""
+    environment = GymEnvironment(make_guess(), actions=["zero", "one", "break"])
+    environment.reset("seed/1")
+    with pytest.raises(EnvironmentFailure, match="guess machine is broken"):
+        environment.step("break")
+    assert environment.reset("seed/1").text
+
+
+def test_gym_observation_that_is_no_text_needs_a_description() -> None:
+    """Numbers for observations are an error that says what to give; a `describe` function makes them text."""
+    with pytest.raises(InputError, match="describe"):
+        GymEnvironment(make_guess(reveal=lambda n: n)).reset("seed/1")
+    described = GymEnvironment(make_guess(reveal=lambda n: n), describe=lambda seen, info: f"number {seen}")
+    assert described.reset("seed/1").text.startswith("number ")
+
+
+def test_gym_by_id() -> None:
+    """An id that gymnasium does not know, or none at all, is an InputError."""
+    pytest.importorskip("gymnasium", reason="needs the extra gym")
+    with pytest.raises(InputError, match="NoSuchGame"):
+        make_environment("gym", id="NoSuchGame-v0")
+    with pytest.raises(InputError, match="id is missing"):
+        make_environment("gym")
+
+
+@pytest.mark.parametrize(("task", "seed"), [("seed/7", 7), ("seed/", None), ("seed/-1", None), ("boil/3", None)])
+def test_seed_of_a_task(task: str, seed: int | None) -> None:
+    """`seed/N` is a seed; anything else is a task by name."""
+    assert seed_of(task) == seed
+
+
+# ── OpenEnv ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SERVER = """
+import sys
+import uvicorn
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    text: str
+
+class Seen(Observation):
+    text: str = ""
+    allowed_actions: list[str] = ["up", "crash"]
+
+class Stairs(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    floor = 0
+    def reset(self, seed=None, episode_id=None, task="", **other):
+        self.floor = seed or 0
+        return Seen(text=f"floor {self.floor} {task}")
+    def step(self, action, timeout_s=None, **other):
+        if action.text == "crash":
+            raise ValueError("the stairs broke")
+        self.floor += action.text == "up"
+        return Seen(text=f"floor {self.floor}", done=self.floor == 3, reward=float(self.floor == 3))
+    @property
+    def state(self):
+        return State(step_count=self.floor)
+
+uvicorn.run(create_app(Stairs, Say, Seen, env_name="stairs", max_concurrent_envs=4), port=int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A real OpenEnv server on loopback, in a process of its own."""
+    pytest.importorskip("openenv", reason="needs the extra openenv")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(port)], stderr=subprocess.DEVNULL, cwd=tmp_path
+    ) as process:
+        try:
+            end = time.monotonic() + 120
+            while time.monotonic() < end and process.poll() is None:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_openenv_server(server: tuple[str, subprocess.Popen]) -> None:
+    """Sessions keep their state, seeds and task names arrive, an error of the server or its death costs one rollout."""
+    url, process = server
+    first, second = OpenEnvEnvironment(url), OpenEnvEnvironment(url)
+    assert first.reset("seed/1").text.strip() == "floor 1"
+    assert second.reset("cellar").text == "floor 0 cellar"
+    assert first.step("up").text == "floor 2"
+    assert second.step("x" * 100_000).text == "floor 0"
+    seen = first.step("up")
+    assert (seen.done, seen.success, seen.reward, seen.allowed_actions) == (True, True, 1.0, ["up", "crash"])
+    with pytest.raises(EnvironmentFailure, match="the stairs broke"):
+        second.step("crash")
+    with pytest.raises(EnvironmentFailure, match="reset"):
+        second.step("up")
+    assert second.reset("seed/2").text.strip() == "floor 2"
+    with pytest.raises(InputError, match="text_field"):
+        OpenEnvEnvironment(url, text_field="words").reset("seed/1")
+    process.kill()
+    process.wait()
+    with pytest.raises(EnvironmentFailure, match="failed"):
+        second.step("up")
+    with pytest.raises(EnvironmentFailure, match="is the server running"):
+        second.reset("seed/1")
+
+
+def test_openenv_needs_an_address() -> None:
+    """Without a url there is nothing to talk to."""
+    with pytest.raises(InputError, match="url is missing"):
+        make_environment("openenv")
