@@ -64,6 +64,27 @@ def test_expert_goes_on_from_any_state() -> None:
     assert success_rate(games, games.tasks("test"), strangers_turns=10) >= 0.95
 
 
+def test_expert_is_not_confused_by_actions_that_are_not_possible() -> None:
+    """Between its own actions, a stranger tries commands of earlier states, possible now or not: it still succeeds."""
+    games, rng, won = open_games("small"), random.Random(0), 0
+    environment, expert, tasks = AlfworldEnvironment(games), Expert(), games.tasks("test")
+    for task in tasks:
+        observation = environment.reset(task)
+        expert.reset(observation)
+        known = {*(observation.allowed_actions or []), "take mug 9 from bed 9", "move", "go to", ""}
+        for turn in range(2 * HORIZON):
+            action = expert.act(observation)
+            if turn % 2:
+                action = rng.choice(sorted(known))
+            expert.took(action)
+            observation = environment.step(action)
+            known.update(observation.allowed_actions or [])
+            if observation.done:
+                break
+        won += observation.success
+    assert won / len(tasks) >= 0.95
+
+
 def test_expert_uses_only_what_was_read() -> None:
     """Texts alone are enough: without the list of allowed actions, or the outcome, it acts the same."""
     games = open_games("large")

@@ -89,8 +89,8 @@ class Memory:
             self.spots = [spot for spot in self.spots if not spot & self.here]
             self.here = self.here | {name}
             self.spots.append(self.here)
-        elif words[0] == "move":
-            self.refused.add(action)
+        elif words[0] == "move" and self.held == " ".join(words[1:3]) and name in self.here - self.closed:
+            self.refused.add(action)  # it does not fit there; from elsewhere the answer would say nothing about that
         elif words[0] == "take" and not self.held and name in self.here:
             self._drop_from(name, " ".join(words[1:3]))
 
