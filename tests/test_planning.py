@@ -96,6 +96,9 @@ def test_another_vocabulary_is_refused(model: Path, tmp_path: Path) -> None:
     problem = only_problem(make_plan(config_for(model, tmp_path / "other"), out=tmp_path))
     assert problem.startswith("teacher.model: ")
     assert "different vocabularies (276 and 277 tokens" in problem
+    teacher = {"model": str(model), "by_task": {"pick_*": str(tmp_path / "other")}}
+    problem = only_problem(make_plan(config_for(model, model, teacher=teacher), out=tmp_path))
+    assert problem.startswith("teacher.by_task pick_*: student and teacher have different vocabularies")
 
 
 def test_prompts_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ ROLLOUTS = 4  # played to see how prompts grow
 CHARACTERS_PER_TOKEN = 4
 STORED_TOKEN_BYTES = (4, 22)  # of a prompt and of a response (payload.py)
 CHECKPOINTS = 3  # two are kept, one is being written
+RECENT_VERSIONS = 3  # kept besides those that are evaluated
 ADAM_BYTES = 8  # two moments in float32
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
@@ -168,7 +169,7 @@ def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Fo
     return {
         "store": int(expected.turns * row),
         "checkpoints": CHECKPOINTS * (weights + optimizer),
-        "weights": evaluations * weights,
+        "weights": (evaluations + RECENT_VERSIONS) * weights,
     }
 
 

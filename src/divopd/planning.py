@@ -89,10 +89,9 @@ def make_plan(config: Config, *, out: Path) -> Plan:
         plan.say(
             "teacher", f"{config.teacher.model} at {config.teacher.url}; the preflight asks it when the run starts"
         )
-    _check_other_teachers(config, plan)
-    if student and teacher and student.tokenizer and teacher.tokenizer:
-        with plan.noting("teacher.model"):
-            check_vocabularies(student.tokenizer, teacher.tokenizer)
+    with plan.noting("teacher.model"):
+        _compare_vocabularies(student, teacher)
+    _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
     if train:
         with plan.noting(f"environment {config.environment.name}"):
@@ -144,12 +143,7 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
         plan.say(
             role, f"{part.model}: {_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}{built}"
         )
-        check_lengths(
-            found.facts,
-            role=role,
-            max_prompt_tokens=config.prompts.max_prompt_tokens,
-            max_response_tokens=config.explorer.max_response_tokens,
-        )
+        _check_context(config, found, role)
     if part.device.startswith("cuda") and not _cuda_memory(part.device):
         plan.problems.append(
             f"{role}.device is {part.device}, but torch sees no such device here; run where there is one, or set cpu"
@@ -164,12 +158,29 @@ def _find_model(model: str) -> Found:
     return Found(read_model_facts(folder), load_tokenizer(folder))
 
 
-def _check_other_teachers(config: Config, plan: Plan) -> None:
+def _check_context(config: Config, found: Found, role: str) -> None:
+    check_lengths(
+        found.facts,
+        role=role,
+        max_prompt_tokens=config.prompts.max_prompt_tokens,
+        max_response_tokens=config.explorer.max_response_tokens,
+    )
+
+
+def _compare_vocabularies(student: Found | None, teacher: Found | None) -> None:
+    """Refuse a teacher with other tokens. Embedded models share a tokenizer, and a server is asked later."""
+    if student and teacher and student.tokenizer and teacher.tokenizer:
+        check_vocabularies(student.tokenizer, teacher.tokenizer)
+
+
+def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> None:
     for pattern, model in config.teacher.by_task.items():
         plan.say("", f"tasks {pattern}: {model}")
         if not model.startswith(("http://", "https://")):
             with plan.noting(f"teacher.by_task {pattern}"):
-                _find_model(model)
+                teacher = _find_model(model)
+                _check_context(config, teacher, "teacher")
+                _compare_vocabularies(student, teacher)
 
 
 def _check_extras(config: Config, plan: Plan) -> None:
