@@ -7,10 +7,11 @@ from typing import Any
 
 from divopd.errors import InputError, MissingExtraError
 from divopd.metrics import BatchFigures
-from divopd.report.comparison import BLUE, GREY, ORANGE, SLOT_COLOURS
+from divopd.report.comparison import BLUE, GREY, ORANGE
 from divopd.report.run_comparison import labels_of
 from divopd.report.runs import RunFigures
 
+OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442", "#000000")  # the rest of Okabe and Ito's colours
 SMOOTH = 5  # updates: a batch follows what arrived, so single ones jump
 COMPOSITION: dict[str, Callable[[BatchFigures], float]] = {
     "effective\nrollouts": lambda batch: batch.effective_rollouts,
@@ -46,7 +47,7 @@ def draw_curves(runs: Sequence[RunFigures], path: Path, *, target: int) -> None:
             _draw_composition(axes, groups, colours, of=of)
             axes.set_ylabel(title, fontsize=9)
             axes.tick_params(labelbottom=row == len(COMPOSITION) - 1)
-        shared.set_xlabel("learner update")  # pyright: ignore[reportOptionalMemberAccess]
+        shared.set_xlabel(f"learner update (running mean of {SMOOTH})")  # pyright: ignore[reportOptionalMemberAccess]
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise InputError(f"{path}: cannot write the picture ({error.strerror})") from None
@@ -57,10 +58,8 @@ def draw_curves(runs: Sequence[RunFigures], path: Path, *, target: int) -> None:
 def _colours(groups: Mapping[str, Sequence[RunFigures]]) -> dict[str, str]:
     """Vanilla orange and divopd blue wherever they appear; the others take what is left."""
     fixed = {"vanilla": ORANGE, "divopd": BLUE}
-    chosen = {label: fixed[label] for label in groups if label in fixed}
-    left = [colour for colour in SLOT_COLOURS if colour not in chosen.values()]
-    others = [label for label in groups if label not in chosen]
-    return chosen | {label: left[place % len(left)] for place, label in enumerate(others)}
+    others = [label for label in groups if label not in fixed]
+    return fixed | {label: OTHERS[place % len(OTHERS)] for place, label in enumerate(others)}
 
 
 def _draw_learning(

@@ -1,0 +1,154 @@
+"""`divopd evaluate`: how often a trained or any other model succeeds."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from divopd.errors import InputError
+
+if TYPE_CHECKING:
+    from divopd.config import Config
+    from divopd.models.transformers_policy import TransformersPolicy
+
+HELP = "Play the evaluation tasks with a run's weights or with a model, and print how many succeed."
+EXAMPLE = """divopd evaluate runs/mine --version 50
+  divopd evaluate embedded:teacher --config configs/default/divopd.yaml
+  divopd evaluate my-model --environment alfworld-small --answer terse --actions unlisted"""
+
+TERSE_TOKENS = 32  # enough for a bare action
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="+", metavar="RUN|MODEL", help="runs, model folders or embedded:NAME")
+    parser.add_argument("--version", type=int, metavar="N", help="of a run: this policy version (default: the latest)")
+    parser.add_argument("--config", type=Path, help="how a model is evaluated: as this configuration says")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, with --config")
+    parser.add_argument("--environment", metavar="ENV", help="or: on this environment, with its own settings")
+    parser.add_argument("--answer", choices=("think", "terse"), default="think", help="with --environment")
+    parser.add_argument(
+        "--actions", choices=("listed", "unlisted"), help="with --environment: those allowed, in the prompt"
+    )
+    parser.add_argument("--tasks", type=int, metavar="N", help="only the first so many evaluation tasks")
+    parser.add_argument("--json", action="store_true", help="one object a model")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.tasks is not None and args.tasks < 1:
+        raise InputError(f"--tasks is {args.tasks}; expected 1 or more")
+    if args.config and args.environment:
+        raise InputError("--config says the environment; give either --config or --environment")
+    if args.set and not args.config:
+        raise InputError("--set overrides what --config says; give --config too")
+    results: list[dict[str, Any]] = []
+    for what in args.what:
+        result = _evaluate(what, args)
+        results.append(result)
+        if args.json:
+            print(json.dumps(result), flush=True)
+    if not args.json:
+        _print_table(results)
+    return 0
+
+
+def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from divopd.pipeline.evaluator import Evaluator
+    from divopd.prompts import Codec
+
+    config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
+    if args.tasks:
+        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
+    torch.set_num_threads(config.threads)
+    policy = _load(config, weights)
+    figures = Evaluator(config, Codec(policy.tokenizer)).evaluate(policy)
+    named = {"what": what, "version": int(weights.name) if weights else None, "environment": config.environment.name}
+    return named | figures
+
+
+def _is_run(what: str) -> bool:
+    return (Path(what) / "config.yaml").is_file()
+
+
+def _of_run(folder: Path, args: argparse.Namespace) -> tuple["Config", Path]:
+    """A run is evaluated as it was configured, with the weights of one of its versions."""
+    from divopd.checkpoints import latest_checkpoint
+    from divopd.config import load_config
+    from divopd.durable_folder import numbered_folders, numbered_path
+
+    if args.config or args.environment:
+        raise InputError(f"{folder} is a run and says itself how it is evaluated; leave --config and --environment out")
+    published = folder / "weights"
+    known = [int(path.name) for path in numbered_folders(published)]
+    if not known:
+        raise InputError(f"{folder}: no weights in it yet; expected a run that `divopd train` has begun")
+    if args.version is not None and args.version not in known:
+        raise InputError(f"{folder}: no weights of version {args.version}; it has {', '.join(map(str, known))}")
+    chosen = latest_checkpoint(published) if args.version is None else numbered_path(published, args.version)
+    assert chosen is not None
+    return load_config(folder / "config.yaml"), chosen
+
+
+def _of_model(what: str, args: argparse.Namespace) -> "Config":
+    """A model is evaluated as --config or --environment says, in the place of the student."""
+    from divopd.config import Config, StudentPart, load_config
+    from divopd.environments import find_entry
+
+    if args.version is not None:
+        raise InputError(f"--version {args.version} is of a run, but {what} is none (no config.yaml in it)")
+    if not what.startswith("embedded:") and not (Path(what) / "config.json").is_file():
+        raise InputError(
+            f"{what}: expected a run (config.yaml), a model folder (config.json) or embedded:NAME; got neither"
+        )
+    if args.config:
+        config = load_config(args.config, args.set)
+        student = config.student.model_copy(update={"model": what, "lora": None})
+        return config.model_copy(update={"student": student})
+    if not args.environment:
+        raise InputError(f"{what} is a model: say how to evaluate it with --config CONFIG or --environment ENV")
+    find_entry(args.environment)  # a wrong name is refused with the nearest one
+    explorer = {"max_response_tokens": TERSE_TOKENS} if args.answer == "terse" else {}
+    return Config.model_validate(
+        {
+            "environment": {"name": args.environment},
+            "prompts": {"answer": args.answer, "actions": args.actions},
+            "student": StudentPart(model=what),
+            "explorer": explorer,
+        }
+    )
+
+
+def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
+    from divopd.checkpoints import load_weights
+    from divopd.pipeline.models import load_student
+
+    policy = load_student(config)
+    if weights is not None:
+        load_weights(weights, policy.model)
+    return policy
+
+
+def _print_table(results: list[dict[str, Any]]) -> None:
+    from divopd.report.run_tables import new_table, plain_console, printable
+
+    console = plain_console()
+    table = new_table("success rate", ["what", "environment", "version", "tasks", "turns", "success\n%"], texts=2)
+    for result in results:
+        table.add_row(
+            printable(result["what"]),
+            printable(result["environment"]),
+            "–" if result["version"] is None else str(result["version"]),
+            str(result["tasks"]),
+            f"{result['turns']:.1f}",
+            f"{result['success_rate']:.1f}",
+        )
+    console.print(table)
+    kinds = list(dict.fromkeys(kind for result in results for kind in result["by_kind"]))
+    if len(kinds) < 2:
+        return
+    table = new_table("by kind of task, in %", ["kind", *(printable(result["what"]) for result in results)])
+    for kind in kinds:
+        rates = (result["by_kind"].get(kind) for result in results)
+        table.add_row(printable(kind), *("–" if rate is None else f"{rate:.1f}" for rate in rates))
+    console.print(table)

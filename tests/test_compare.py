@@ -1,0 +1,219 @@
+"""Comparing runs: figures by hand, by the replay and by the printed tables of Student's t."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from divopd.cli import compare
+from divopd.composers import make_composer
+from divopd.errors import InputError
+from divopd.replay import load_recording, replay, utilization_of
+from divopd.report.run_comparison import RunComparison, compare_runs
+from divopd.report.runs import Costs, read_run
+from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
+from divopd.store import Store
+from fake_runs import SETTINGS, evaluation, make_run
+
+
+def call(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    return compare.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def compared(*folders: Path) -> RunComparison:
+    return compare_runs([read_run(folder) for folder in folders])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A vanilla and a divopd run of the same seed; divopd reaches 40 % one evaluation earlier and is longer."""
+    folder = tmp_path_factory.mktemp("pair")
+    vanilla = make_run(folder / "vanilla", method="vanilla", rates=[10, 20, 44])
+    return vanilla, make_run(folder / "divopd", method="divopd", rates=[10, 40, 50, 60])
+
+
+def test_rates_are_those_of_the_spec(pair: tuple[Path, Path]) -> None:
+    """Peak, last five, best five; nAUC up to the smallest final version."""
+    vanilla, divopd = compared(*pair).standings
+    assert (vanilla.peak, divopd.peak) == (44, 60)
+    assert (vanilla.final_five, vanilla.best_five) == (pytest.approx(74 / 3), pytest.approx(74 / 3))
+    assert divopd.nauc == pytest.approx((25 * 3 + 45 * 3) / 6)
+    assert compared(*pair).budget == 6
+
+
+def test_cost_to_the_target_in_every_currency(pair: tuple[Path, Path]) -> None:
+    """τ is the multiple of 5 below vanilla's peak; an evaluation costs what its version cost; waits are no work."""
+    comparison = compared(*pair)
+    assert (comparison.target, comparison.reference, comparison.notes) == (40, "vanilla", ())
+    vanilla, divopd = comparison.standings
+    assert (vanilla.version_at_target, divopd.version_at_target) == (6, 3)
+    spent = divopd.costs_to_target
+    assert spent is not None
+    assert (spent.elapsed_s, spent.learner_s, spent.scored_tokens, spent.generated_tokens) == (30, 24, 3000, 300)
+    with Store.open_read_only(pair[1]) as store:
+        trained = sum(turn.tokens for update in range(3) for turn in store.batch(update).turns)
+    assert spent.trained_tokens == trained
+    assert vanilla.costs_to_target is not None
+    assert divopd.ratios["trained_tokens"] == pytest.approx(vanilla.costs_to_target.trained_tokens / trained)
+    assert divopd.ratios["elapsed_s"] == 2
+    assert set(divopd.ratios) == set(Costs.__dataclass_fields__)
+
+
+def test_a_target_that_is_never_reached_costs_nothing_known(tmp_path: Path) -> None:
+    """A run below τ has no cost and no ratio; a vanilla run that learns nothing gives no target."""
+    vanilla = make_run(tmp_path / "v", method="vanilla", rates=[0, 50])
+    slow = make_run(tmp_path / "d", rates=[0, 20])
+    standing = compared(vanilla, slow).standings[1]
+    assert (standing.costs_to_target, set(standing.ratios.values())) == (None, {None})
+    flat = make_run(tmp_path / "flat", method="vanilla", rates=[4, 4])
+    comparison = compared(flat, slow)
+    assert comparison.target == 0
+    assert comparison.standings[1].costs_to_target is None
+    assert "below 5 %" in comparison.notes[0]
+
+
+@pytest.mark.parametrize("method", ["vanilla", "divopd", "divopd-adaptive"])
+def test_use_of_experience_equals_the_replay(tmp_path: Path, method: str) -> None:
+    """Never selected, bound and Gini read from a run are those of a replay of its recording."""
+    folder = make_run(tmp_path / "run", method=method, rates=[0, 10, 20], rollouts=9)
+    recording = load_recording(folder)
+    decisions = list(replay(recording, make_composer(method, **SETTINGS)))
+    expected = utilization_of(recording, decisions, batch_size=8, max_staleness=2)
+    used = read_run(folder).utilization
+    assert used == expected
+    assert 0 <= used.unreachable <= used.never_selected
+
+
+def test_without_vanilla_the_first_run_is_the_reference(tmp_path: Path) -> None:
+    """τ comes from the first run's peak, and a note says so."""
+    first = make_run(tmp_path / "first", rates=[0, 33])
+    second = make_run(tmp_path / "second", method="top-b", rates=[0, 70])
+    comparison = compared(first, second)
+    assert (comparison.target, comparison.reference) == (30, "first")
+    assert "no vanilla run among them" in comparison.notes[0]
+    assert comparison.standings[1].ratios["elapsed_s"] == 1
+
+
+# ── seeds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_quantiles_are_those_of_the_printed_tables() -> None:
+    """Two-sided 95 % and 99 % of Student's t."""
+    printed = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
+    for degrees, quantile in printed.items():
+        assert t_quantile(degrees) == pytest.approx(quantile, abs=6e-4)
+    assert t_quantile(4, coverage=0.99) == pytest.approx(4.604, abs=6e-4)
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=2, max_size=8), st.floats(0.5, 3))
+def test_intervals_move_with_their_values(values: list[float], factor: float) -> None:
+    """A scaled sample has a scaled interval, also for ratios, where it is a factor on all three numbers."""
+    for interval in (interval_of, ratio_interval_of):
+        before, after = interval(values), interval([factor * value for value in values])
+        assert before.low <= before.mean <= before.high
+        assert after.mean == pytest.approx(factor * before.mean)
+        assert after.high == pytest.approx(factor * before.high)
+
+
+def test_seeds_are_paired(tmp_path: Path) -> None:
+    """Differences are taken within a seed: seeds that differ much among themselves do not blur a steady gain."""
+    folders = []
+    for seed, base in enumerate((20, 40, 60)):
+        folders += [
+            make_run(tmp_path / f"v{seed}", method="vanilla", seed=seed, rates=[0, base]),
+            make_run(tmp_path / f"d{seed}", seed=seed, rates=[0, base + 4 + seed]),
+        ]
+    folders.append(make_run(tmp_path / "d9", seed=9, rates=[0, 90]))
+    vanilla, divopd = compared(*folders).methods
+    assert (vanilla.seeds, vanilla.pairs, vanilla.differences) == (3, 0, {})
+    assert (divopd.seeds, divopd.pairs) == (4, 3)
+    gain = divopd.differences["peak"]
+    assert gain.mean == pytest.approx(5)
+    assert gain.high - gain.mean == pytest.approx(4.303 * 1 / 3**0.5, abs=1e-3)
+    assert divopd.means["peak"].mean == pytest.approx((24 + 45 + 66 + 90) / 4)
+    assert compared(*folders).target == 20
+    assert divopd.ratios["elapsed_s"].mean == 1
+
+
+def test_other_settings_are_no_seeds(tmp_path: Path) -> None:
+    """Runs of one method with another learning rate are told apart and not averaged; a note says what differs."""
+    folders = [
+        make_run(tmp_path / f"{lr}-{seed}", seed=seed, config={"learner": {"lr": lr}})
+        for lr in (1e-4, 3e-4)
+        for seed in (0, 1)
+    ]
+    comparison = compared(*folders)
+    assert [method.label for method in comparison.methods] == [
+        "divopd (learner.lr=0.0001)",
+        "divopd (learner.lr=0.0003)",
+    ]
+    assert any("learner.lr" in note for note in comparison.notes)
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refuse(name: str) -> Any:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_json_has_every_figure(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*pair, "--json") == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert told["target"] == 40
+    assert [one["run"] for one in told["standings"]] == ["vanilla", "divopd"]
+    assert told["standings"][1]["costs_to_target"]["elapsed_s"] == 30
+
+
+def test_tables_and_picture(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything the table of the spec has is printed, with the ratio beside the cost; names are no markup."""
+    pytest.importorskip("matplotlib")
+    odd = make_run(tmp_path / "[red]$a_{b}$", method="vanilla", seed=1, rates=[5, 45, 45])
+    picture = tmp_path / "curves.png"
+    assert call(*pair, odd, "--figure", picture) == 0
+    out = capsys.readouterr().out
+    for word in ("peak", "final-5", "best-5", "nAUC@6", "cost to 40 %", "virtual", "2.00×", "bound", "Gini", "[red]$a"):
+        assert word in out
+    assert "mean ± 95 % interval over seeds" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_runs_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    """No store, no update, no evaluation, figures of something else, a picture of no known kind."""
+    with pytest.raises(InputError, match="nothing"):
+        call(tmp_path / "nothing")
+    Store.create(tmp_path / "store.db").close()
+    with pytest.raises(InputError, match="has not recorded an update"):
+        call(tmp_path)
+    with pytest.raises(InputError, match="has no evaluation"):
+        call(make_run(tmp_path / "run", rates=[None, None]))
+    foreign = make_run(tmp_path / "foreign")
+    with Store.open(foreign) as store:
+        store.record_figures("update", 0, {"virtual_s": 1.0})
+    with pytest.raises(InputError, match="not those of this version"):
+        call(foreign)
+    with pytest.raises(InputError, match=r"\.png"):
+        call(foreign, "--figure", "curves.txt")
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last part of a path is a run's name, unless two end alike; a run given twice counts once."""
+    first, second = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")
+    assert call(first, second, first / "store.db", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["run"] for one in told["standings"]] == [str(first), str(second)]
+
+
+def test_a_late_evaluation_costs_what_its_version_had_cost(tmp_path: Path) -> None:
+    """On the live clock an evaluation ends updates later; its cost is that of the version all the same."""
+    folder = make_run(tmp_path / "run", rates=[0, 0, 0])
+    with Store.open(folder) as store:
+        store.record_figures("evaluation", 2, evaluation(80) | {"virtual_s": 999.0})
+    reached = next(one for one in read_run(folder).evaluations if one.version == 2)
+    assert (reached.success_rate, reached.costs.elapsed_s) == (80, 20)

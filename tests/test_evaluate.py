@@ -1,0 +1,132 @@
+"""`divopd evaluate`: a run's version is evaluated as the run did it, a model as it is said."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("divopd.embedded", reason="the embedded models are not there yet")
+
+from divopd.checkpoints import publish_weights  # noqa: E402
+from divopd.cli import evaluate  # noqa: E402
+from divopd.config import Config, load_config  # noqa: E402
+from divopd.errors import InputError  # noqa: E402
+from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model  # noqa: E402
+from divopd.pipeline.evaluator import Evaluator  # noqa: E402
+from divopd.pipeline.models import load_student  # noqa: E402
+from divopd.prompts import Codec  # noqa: E402
+
+DRAW = f"{Path(__file__).parent / 'lucky_draw.py'}:LuckyDraw"
+SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=512)
+TOKENIZER = build_tokenizer(["Draw for one. You win. Nothing."])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """The command sets torch's threads as the configuration says."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_model(folder, build_model(TOKENIZER, seed=0, size=SMALL), TOKENIZER)
+    return folder
+
+
+def config_of(model: Path) -> Config:
+    return Config.model_validate(
+        {
+            "environment": {"name": DRAW},
+            "prompts": {"answer": "terse"},
+            "student": {"model": str(model)},
+            "explorer": {"max_response_tokens": 4},
+            "evaluation": {"tasks": 16, "temperature": 1.0},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with versions 0, 2 and 10, each with other weights."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "config.yaml").write_text(config_of(model).to_yaml(), encoding="utf-8")
+    for version in (0, 2, 10):
+        publish_weights(folder / "weights", version, build_model(TOKENIZER, seed=version, size=SMALL))
+    return folder
+
+
+def call(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    evaluate.add_arguments(parser)
+    return evaluate.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
+    assert call(*arguments, "--json") == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_version_gives_the_figures_of_its_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the run's own evaluation says of these weights; the latest version by number unless one is named."""
+    config = load_config(run / "config.yaml")
+    for arguments, version in (((), 10), (("--version", 2), 2)):
+        policy = load_student(config)
+        policy.model.load_state_dict(build_model(TOKENIZER, seed=version, size=SMALL).state_dict())
+        expected = Evaluator(config, Codec(policy.tokenizer)).evaluate(policy)
+        (figures,) = told(capsys, run, *arguments)
+        assert figures == {"what": str(run), "version": version, "environment": DRAW, **expected}
+        assert set(figures["by_kind"]) == {"one", "two"}
+        assert figures["tasks"] == 16
+
+
+def test_versions_differ(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other weights play otherwise, so that the equality above means something."""
+    figures = [told(capsys, run, "--version", version)[0] for version in (0, 2, 10)]
+    assert len({(one["success_rate"], one["turns"]) for one in figures}) > 1
+    assert any(0 < one["success_rate"] < 100 for one in figures)
+
+
+def test_a_model_is_evaluated_as_its_configuration_says(
+    run: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model folder with a run's configuration is that run's version 0 if the weights are; --tasks takes the first."""
+    own, other = told(capsys, run, "--version", 0)[0], told(capsys, model, "--config", run / "config.yaml")[0]
+    assert {**own, "what": "", "version": None} == {**other, "what": ""}
+    short = told(capsys, model, "--environment", DRAW, "--answer", "terse", "--tasks", 3)[0]
+    assert (short["tasks"], short["environment"]) == (3, DRAW)
+
+
+def test_the_table_shows_kinds(run: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(model, "--config", run / "config.yaml", "--set", "evaluation.tasks=4") == 0
+    out = capsys.readouterr().out
+    assert "success rate" in out
+    assert "by kind of task" in out
+
+
+def test_wrong_arguments_are_refused_in_a_sentence(run: Path, model: Path, tmp_path: Path) -> None:
+    config = run / "config.yaml"
+    wrong: list[tuple[tuple[object, ...], str]] = [
+        ((tmp_path,), "expected a run"),
+        ((model,), "say how to evaluate it"),
+        ((model, "--environment", "alfwrld"), "unknown environment"),
+        ((model, "--config", config, "--environment", DRAW), "either"),
+        ((model, "--environment", DRAW, "--set", "seed=1"), "give --config too"),
+        ((model, "--environment", DRAW, "--version", "1"), "is of a run"),
+        ((run, "--version", "7"), "it has 0, 2, 10"),
+        ((run, "--config", config), "leave --config"),
+        ((run, "--tasks", "0"), "expected 1 or more"),
+    ]
+    for arguments, sentence in wrong:
+        with pytest.raises(InputError, match=sentence):
+            call(*arguments)
+    (tmp_path / "config.yaml").write_text("method: divopd\n")
+    with pytest.raises(InputError, match="no weights in it yet"):
+        call(tmp_path)

@@ -1,0 +1,92 @@
+"""Queue pressure: each situation is recognised and gets the advice that fits it."""
+
+from typing import Any
+
+import pytest
+
+from divopd.composers.composer import Settings
+from divopd.report.gauge import QueuePressure, queue_pressure
+
+
+def updates(count: int = 10, *, arriving: int, rollouts: int, **figures: float) -> list[dict[str, Any]]:
+    """Figures of equal updates; `arriving` turns of `rollouts` rollouts come with each."""
+    same = {"rows": 64, "rollouts": 10, "stale": 0, "aged_out": 0, "invalid": 0, "waited_s": 0.0} | figures
+    return [
+        same | {"turns_put": arriving * (n + 1), "rollouts_put": rollouts * (n + 1), "virtual_s": 10.0 * (n + 1)}
+        for n in range(count)
+    ]
+
+
+def judge(method: str = "divopd", *, max_backlog: int | None = None, cap: int = 4, **flow: Any) -> QueuePressure:
+    pressure = queue_pressure(updates(**flow), Settings(method, cap=cap), max_backlog=max_backlog)
+    assert pressure is not None
+    return pressure
+
+
+def test_too_many_turns_are_told_as_in_the_issue() -> None:
+    """Load, the share of rollouts that will expire, and three remedies with the cap that fits."""
+    pressure = judge(arriving=147, rollouts=17, stale=83)
+    assert pressure.verdict == "overfull"
+    assert pressure.sentence == (
+        "turns arrive 2.3× faster than they are trained; at least 41 % of rollouts will expire unused; "
+        "raise the batch size, lower the cap to 3, or set explorer.max_backlog"
+    )
+    assert pressure.expiring_turns == pytest.approx(83 / 147)
+
+
+@pytest.mark.parametrize(
+    ("method", "cap", "max_backlog", "advice"),
+    [
+        ("divopd", 3, None, "raise the batch size or set explorer.max_backlog"),  # the cap is as low as it helps
+        ("divopd", 3, 500, "raise the batch size"),
+        ("divopd-adaptive", 4, 500, "raise the batch size"),  # it lowers its cap by itself
+        ("divopd-base", 4, 500, "raise the batch size or lower the cap to 3"),
+        ("vanilla", 4, 500, "raise the batch size or use a method that gives every rollout a slot first (divopd)"),
+    ],
+)
+def test_advice_is_what_the_method_can_follow(method: str, cap: int, max_backlog: int | None, advice: str) -> None:
+    pressure = judge(method, cap=cap, max_backlog=max_backlog, arriving=147, rollouts=17, stale=83)
+    assert pressure.sentence.endswith(f"; {advice}")
+
+
+def test_more_rollouts_than_slots_want_a_cap_of_one() -> None:
+    """The cap is never advised below 1."""
+    assert "lower the cap to 1" in judge(arriving=800, rollouts=100).advice
+
+
+def test_expiring_turns_alone_need_no_change() -> None:
+    """Where every batch has as many rollouts as arrive, a composer that chooses lets turns expire on purpose."""
+    pressure = judge(arriving=128, rollouts=10, stale=64)
+    assert (pressure.verdict, pressure.advice) == ("selective", ())
+    assert "50 % of the turns expire" in pressure.sentence
+
+
+def test_a_starving_learner_wants_explorers() -> None:
+    """The learner waits, or takes more than arrives."""
+    for pressure in (judge(arriving=64, rollouts=10, waited_s=4.0), judge(arriving=48, rollouts=8)):
+        assert pressure.verdict == "starving"
+        assert pressure.advice[0].startswith("add explorers")
+    assert "waits 40 % of its time" in judge(arriving=64, rollouts=10, waited_s=4.0).situation
+
+
+def test_turns_too_old_on_arrival_want_more_staleness() -> None:
+    """Waiting and expiring at once means that rollouts take longer than their turns stay fresh."""
+    pressure = judge(arriving=100, rollouts=10, waited_s=4.0, stale=36)
+    assert pressure.verdict == "late"
+    assert "raise composer.max_staleness above 2" in pressure.advice
+
+
+def test_balance_is_left_alone() -> None:
+    """Turns that the gate drops are no load."""
+    pressure = judge(arriving=94, rollouts=10, invalid=30)
+    assert (pressure.verdict, pressure.load, pressure.advice) == ("balanced", 1.0, ())
+
+
+def test_only_recent_updates_count_and_one_is_too_few() -> None:
+    calm, storm = updates(50, arriving=64, rollouts=10), updates(30, arriving=640, rollouts=10)
+    storm = [f | {"turns_put": f["turns_put"] + 3200, "rollouts_put": f["rollouts_put"] + 500,
+                  "virtual_s": f["virtual_s"] + 500} for f in storm]  # fmt: skip
+    pressure = queue_pressure(calm + storm, Settings("divopd"), max_backlog=None)
+    assert pressure is not None
+    assert pressure.load == 10.0
+    assert queue_pressure(calm[:1], Settings("divopd"), max_backlog=None) is None

@@ -1,0 +1,134 @@
+"""The view of a run: what it says in a terminal and elsewhere, and that nothing it shows can steer a terminal."""
+
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pydantic")
+from rich.console import Console
+
+from divopd.config import Config
+from divopd.report.terminal import TerminalView, duration, sparkline
+from divopd.store import Store
+from fake_runs import SETTINGS, evaluation, make_run
+
+CONFIG = Config.model_validate({"learner": {"updates": 6}, "composer": SETTINGS})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("terminal") / "my run", rollouts=9)
+
+
+def show(run: Path, *, terminal: bool, first: int = 0, **kinds: float) -> str:
+    """All that a view writes while it hears of a run from update `first` on."""
+    out = StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100, markup=False, highlight=False, _environ={})
+    with Store.open_read_only(run) as store, TerminalView(CONFIG, console=console) as view:
+        for update, figures in list(store.figures("update").items())[first:]:
+            if update % 3 == 0:
+                view.report("evaluation", {"version": update, **evaluation(10.0 + update, **kinds)})
+            view.report("update", {"update": update, **figures})
+    return out.getvalue()
+
+
+def test_elsewhere_every_event_is_one_line(run: Path) -> None:
+    """Without a terminal: no control sequences, a line per update and per evaluation, advice after an evaluation."""
+    out = show(run, terminal=False)
+    assert "\x1b" not in out
+    lines = out.splitlines()
+    assert sum(line.startswith("update ") for line in lines) == 6
+    assert [line for line in lines if line.startswith("version ")] == [
+        "version 0: success rate 10.0 % of 20 tasks",
+        "version 3: success rate 13.0 % of 20 tasks",
+    ]
+    assert any(line.startswith("  queue: ") for line in lines)
+    assert "update 6/6; " in lines[-1]
+    for word in ("effective rollouts", "dead rows", "stale", "aged out", "queued", "load", "left"):
+        assert word in lines[-1]
+
+
+def test_a_terminal_sees_everything_at_once(run: Path) -> None:
+    """Success rate with a sparkline, queue, batch, exits, seconds by stage, progress and time left."""
+    out = show(run, terminal=True)
+    last = out[out.rindex("success rate") :]
+    for word in (
+        "13.0 %",
+        "▆█",
+        "best",
+        "queue",
+        "█",
+        "effective rollouts",
+        "expired so far",
+        "forward",
+        "6/6",
+        "left",
+    ):
+        assert word in last
+
+
+def test_the_cursor_comes_back_after_an_error(run: Path) -> None:
+    """A run that fails leaves a usable terminal."""
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=100, _environ={})
+    with pytest.raises(KeyboardInterrupt), TerminalView(CONFIG, console=console):
+        raise KeyboardInterrupt
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+
+
+def test_a_resumed_run_counts_from_where_it_is(run: Path) -> None:
+    """The view of a resume hears of later updates only, and knows how many were made before."""
+    assert "update 5/6" in show(run, terminal=False, first=4)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_of_tasks_cannot_steer_the_terminal(run: Path, terminal: bool) -> None:
+    """Escape sequences and markup in the name of a kind of task are shown, not obeyed."""
+    kinds = {"\x1b]0;owned\x07": 1.0, "[blink]heat[/blink]": 2.0, "a\nb\u202e": 3.0}
+    out = show(run, terminal=terminal, **kinds)
+    assert "owned" in out
+    assert "\x1b]" not in out
+    assert "\u202e" not in out
+    assert "[blink]heat[/blink] 2 %" in out
+
+
+def test_the_summary_names_only_what_exists(run: Path) -> None:
+    """Figures of the whole run, and commands that are there, with a rollout and an update of this run."""
+    out = StringIO()
+    TerminalView(CONFIG, console=Console(file=out, width=120, markup=False, _environ={})).summary(run)
+    text = out.getvalue()
+    for word in (
+        "10.0 % at version 0",
+        "50.0 % at version 6",
+        "peak 50.0 %",
+        "1 min 00 s of virtual",
+        "never selected",
+    ):
+        assert word in text
+    commands: list[list[str]] = [line.split() for line in text.splitlines() if line.startswith("  divopd ")]
+    assert {command[1] for command in commands} == {"compare", "explain", "why"}
+    assert all(find_spec(f"divopd.cli.{command[1]}") for command in commands)
+    assert f"'{run}'" in text
+    rollout = next(command[-1] for command in commands if command[1] == "why")
+    with Store.open_read_only(run) as store:
+        assert store.turns_of(rollout)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.6, "1 min 00 s"), (61, "1 min 01 s"), (3599.7, "1 h 00 min"), (9000, "2 h 30 min")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sparklines_grow_with_the_rates() -> None:
+    """The largest rate is a full block, none is an error, and only the newest are shown."""
+    rates: list[Any] = [0, 10, 20]
+    assert sparkline(rates) == "▁▅█"
+    assert sparkline([0.0, 0.0]) == "▁▁"
+    assert len(sparkline([1.0] * 100)) == 40
