@@ -5,6 +5,7 @@ import random
 from divopd.environments import Observation
 
 COLOURS = ("red", "blue", "green", "white")
+PATIENCE = 8  # the last action is lost
 
 
 class CoinHunt:
@@ -22,11 +23,14 @@ class CoinHunt:
         source = random.Random(f"coin {task}")
         self.boxes = source.sample(COLOURS, 3)
         self.goal = source.choice(self.boxes)
-        self.here = ""
+        self.here, self.actions = "", 0
         return self._seen(f"Boxes: {', '.join(self.boxes)}. The coin is in the {self.goal} box.")
 
     def step(self, action: str) -> Observation:
         verb, _, colour = action.partition(" ")
+        self.actions += 1
+        if self.actions == PATIENCE:
+            return self._seen("It is too late.", done=True)
         if action not in self._allowed():
             return self._seen("Nothing happens.", valid=False)
         if verb == "go":

@@ -95,23 +95,29 @@ def test_weak_labels_weaken_a_capable_model(
     assert weak.percent <= 60 < last.percent
 
 
-def test_packed_gradients_are_those_of_target_by_target_training(untrained: TransformersPolicy) -> None:
-    """Loss and gradients equal those of a mean over targets, each read after its own context by the model alone."""
+@pytest.mark.parametrize("reading", [0.0, 0.5])
+def test_packed_gradients_are_those_of_target_by_target_training(untrained: TransformersPolicy, reading: float) -> None:
+    """Loss and gradients equal those of plain means over targets (and what is read), each after its own context."""
     model, codec = untrained.model, Codec(untrained.tokenizer)
     examples = [encode(d, TERSE, codec) for d in islice(demonstrate(HUNT, "expert", slips=Slips(), seed=5), 6)]
     assert len({len(example.ids) for example in examples}) > 1
     model.zero_grad()
-    loss = accumulate_gradients(untrained, examples)
+    loss = accumulate_gradients(untrained, examples, reading=reading)
     packed = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    losses = [
-        -_logits(untrained, example.ids[:position]).log_softmax(-1)[target]
-        for example in examples
-        for position, target in zip(example.positions, example.targets, strict=True)
-    ]
-    mean = torch.stack(losses).mean()
-    mean.backward()
-    assert loss == pytest.approx(float(mean.detach()), rel=1e-5)
+
+    def mean(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> "torch.Tensor":
+        losses = [
+            -_logits(untrained, ids[:position]).log_softmax(-1)[token]
+            for ids, positions, tokens in parts
+            for position, token in zip(positions, tokens, strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    learned = mean([(example.ids, example.positions, example.targets) for example in examples])
+    known = mean([(example.ids, example.read, example.ids[example.read]) for example in examples])
+    (learned + reading * known).backward()
+    assert loss == pytest.approx(float(learned.detach()), rel=1e-5)
     for ours, parameter in zip(packed, model.parameters(), strict=True):
         torch.testing.assert_close(ours, parameter.grad, rtol=1e-4, atol=1e-6)
     model.zero_grad()
@@ -165,11 +171,12 @@ class Scripted:
 def test_a_teacher_can_take_over(teacher: tuple[TransformersPolicy, Evaluation, list[SftUpdate]]) -> None:
     """The policy named for a turn acts at that turn, on the history that the other has made."""
     policy, _, _ = teacher
-    lost = Scripted(Codec(policy.tokenizer), "open red")
-    assert success_rate(lost, TASKS, setting(policy)).percent == 0
-    taken_over = success_rate_with(lambda turn: lost if turn < 2 else policy, TASKS, setting(policy))
-    assert taken_over.percent > 50
-    assert all(rollout.turns > 2 for rollout in taken_over.rollouts)
+    lost = Scripted(Codec(policy.tokenizer), "go red")
+    tasks = [task for task in TASKS if "red" in CoinHunt().reset(task).text]
+    assert success_rate(lost, tasks, setting(policy)).percent == 0
+    taken_over = success_rate_with(lambda turn: lost if turn == 0 else policy, tasks, setting(policy))
+    assert taken_over.percent > 30  # a barely trained teacher is easily led astray
+    assert lost.calls == 8 + 1
 
 
 def test_answers_without_an_action_and_dead_environments_cost_one_rollout(untrained: TransformersPolicy) -> None:
@@ -178,7 +185,7 @@ def test_answers_without_an_action_and_dead_environments_cost_one_rollout(untrai
     assert {rollout.turns for rollout in success_rate(silent, TASKS[:3], setting(untrained)).rollouts} == {30}
     dying = replace(setting(untrained), environment=f"{__file__}:Dying")
     ended = success_rate(Scripted(Codec(untrained.tokenizer), "go red"), ["1", "die", "2"], dying)
-    assert [rollout.turns for rollout in ended.rollouts] == [30, 1, 30]
+    assert [rollout.turns for rollout in ended.rollouts] == [8, 1, 8]
 
 
 class Dying(CoinHunt):
@@ -211,7 +218,7 @@ def test_the_command_makes_a_model_that_loads(tmp_path: Path, capsys: pytest.Cap
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     out = tmp_path / "model"
-    short = ["--updates", "2", "--rollouts", "2", "--evaluate-every", "2", "--tasks", "2"]
+    short = ["--updates", "2", "--rollouts", "2", "--evaluate-every", "2", "--tasks", "1"]
     assert command.run(parser.parse_args([HUNT, "--out", str(out), *short])) == 0
     printed = capsys.readouterr()
     assert "success rate" in printed.out

@@ -65,11 +65,20 @@ class Demonstration:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One whole rollout as tokens: at `ids[positions - 1]` the model should predict `targets`."""
+    """One whole rollout as tokens: after `ids[: position]` the model should predict the target.
+
+    `read` are the positions of what the agent reads; predicting that too is how a new model gets to know the words.
+    """
 
     ids: np.ndarray
     positions: np.ndarray
     targets: np.ndarray
+    read: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes; the last one is only predicted."""
+        return len(self.ids) - 1
 
 
 Labels = Literal["expert", "weak"]
@@ -167,6 +176,7 @@ def encode(demonstration: Demonstration, style: PromptStyle, codec: Codec) -> Ex
     ids: list[int] = []
     positions: list[int] = []
     targets: list[int] = []
+    read: list[int] = []
     conversation = Conversation(style, codec, demonstration.turns[0].seen)
     following = [turn.seen for turn in demonstration.turns[1:]]
     for turn, seen in zip(demonstration.turns, [*following, Observation("")], strict=True):
@@ -175,8 +185,9 @@ def encode(demonstration: Demonstration, style: PromptStyle, codec: Codec) -> Ex
             break  # the model will never be asked for more than this
         label, done = (codec.response_ids(style.render(action)) for action in (turn.label, turn.done))
         common = next((n for n, (a, b) in enumerate(zip(label, done, strict=False)) if a != b), len(label) - 1)
+        read += range(max(1, len(ids)), len(prompt.ids))
         positions += range(len(prompt.ids), len(prompt.ids) + common + 1)
         targets += label[: common + 1]
         ids = [*prompt.ids, *done]
         conversation.add(done, turn.done, seen)
-    return Example(np.array(ids), np.array(positions), np.array(targets))
+    return Example(*(np.array(part, dtype=np.int64) for part in (ids, positions, targets, read)))

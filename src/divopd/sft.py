@@ -7,7 +7,7 @@ capable model (labels of a policy that slips). demonstrations.py says how the ro
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from divopd.demonstrations import Example, Labels, Slips, demonstrate, encode, t
 from divopd.environments import find_entry, tasks
 from divopd.errors import InputError
 from divopd.evaluation import Evaluation, Setting, success_rate
-from divopd.packing import Sequence, micro_batches
+from divopd.packing import micro_batches
 from divopd.prompts import Codec, PromptStyle
 
 if TYPE_CHECKING:
@@ -27,12 +27,17 @@ ROLLOUTS_FOR_WORDS = 600  # rollouts that a new tokenizer is built from
 
 @dataclass(frozen=True)
 class SftSettings:
-    """How long and how fast to train. The learning rate rises over `warmup` updates and then falls linearly to zero."""
+    """How long and how fast to train. The learning rate rises over `warmup` updates and then falls linearly to zero.
 
-    updates: int = 1000
-    rollouts: int = 16  # per update
-    learning_rate: float = 2e-3
+    `reading` is the weight of predicting also what the agent reads: 1 helps a new model to learn the words, 0 is for a
+    model that knows them.
+    """
+
+    updates: int = 1600
+    rollouts: int = 8  # per update
+    learning_rate: float = 3e-3
     warmup: int = 30
+    reading: float = 0.0
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0
 
@@ -138,10 +143,7 @@ def fine_tune(
     *,
     after: Callable[[SftUpdate], bool] = lambda figures: False,
 ) -> int:
-    """Train on the next rollouts of `examples`, update after update, until `after` says True; returns the updates made.
-
-    The loss is the mean negative log probability over all targets of the update's rollouts.
-    """
+    """Train on the next rollouts of `examples`, update after update, until `after` says True; returns how many."""
     import torch
 
     parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
@@ -155,7 +157,7 @@ def fine_tune(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(update)
         optimizer.zero_grad()
-        loss = accumulate_gradients(policy, batch)
+        loss = accumulate_gradients(policy, batch, reading=settings.reading)
         torch.nn.utils.clip_grad_norm_(parameters, settings.max_gradient_norm)
         optimizer.step()
         if after(SftUpdate(update, loss, sum(len(example.ids) for example in batch))):
@@ -163,32 +165,43 @@ def fine_tune(
     return settings.updates
 
 
-def accumulate_gradients(policy: "TransformersPolicy", batch: list[Example]) -> float:
-    """Add the gradients of the mean loss over all targets to the parameters, and return the loss."""
-    targets = sum(len(example.targets) for example in batch)
-    sequences = [Sequence(example.ids, ()) for example in batch]
-    by_sequence = {id(sequence): example for sequence, example in zip(sequences, batch, strict=True)}
+def accumulate_gradients(policy: "TransformersPolicy", batch: list[Example], *, reading: float = 0.0) -> float:
+    """Add the gradients of the loss to the parameters, and return the mean negative log probability of the targets.
+
+    The loss is that mean, plus `reading` times the same mean over everything that was read.
+    """
+    targets, read = (sum(len(getattr(example, part)) for example in batch) for part in ("targets", "read"))
     total = 0.0
-    for micro_batch in micro_batches(sequences, policy.max_tokens):
-        loss = -_target_logprobs(policy, [by_sequence[id(sequence)] for sequence in micro_batch]).sum() / targets
-        loss.backward()
+    packed = micro_batches(cast(Any, batch), policy.max_tokens)  # it asks only how many tokens each has
+    for examples in cast(list[list[Example]], packed):
+        learned = [(example.positions, example.targets) for example in examples]
+        known = [(example.read, example.ids[example.read]) for example in examples] if reading else []
+        logprobs = _logprobs(policy, examples, learned + known)
+        count = sum(len(example.targets) for example in examples)
+        loss = -logprobs[:count].sum() / targets
         total += float(loss.detach())
+        (loss - reading * logprobs[count:].sum() / max(1, read)).backward()
     return total
 
 
-def _target_logprobs(policy: "TransformersPolicy", examples: list[Example]) -> Any:
-    """Log probabilities of all targets. They need not be the tokens that follow: see demonstrations.encode."""
+def _logprobs(
+    policy: "TransformersPolicy", examples: list[Example], wanted: list[tuple[np.ndarray, np.ndarray]]
+) -> Any:
+    """Log probabilities of tokens at positions of the examples, which come in their order, once or several times.
+
+    The tokens need not be those that follow: see demonstrations.encode.
+    """
     import torch
 
     from divopd.models.attention import Packed
 
-    lengths = [len(example.ids) - 1 for example in examples]  # the last token is only predicted
-    starts = np.cumsum([0, *lengths[:-1]])
+    lengths = [example.tokens for example in examples]
+    starts = np.tile(np.cumsum([0, *lengths[:-1]]), len(wanted) // len(examples))
     parts = (
         np.concatenate([example.ids[:-1] for example in examples]),
         np.concatenate([np.arange(length) for length in lengths]),
-        np.concatenate([start + example.positions - 1 for start, example in zip(starts, examples, strict=True)]),
-        np.concatenate([example.targets for example in examples]),
+        np.concatenate([start + positions - 1 for start, (positions, _) in zip(starts, wanted, strict=True)]),
+        np.concatenate([tokens for _, tokens in wanted]),
     )
     ids, positions, index, targets = (torch.from_numpy(part).to(policy.device) for part in parts)
     return policy.scorer(ids, positions, Packed(lengths), index, targets)

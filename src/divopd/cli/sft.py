@@ -27,9 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plausible", type=float, help="share of plausible wrong actions (default 0.4)")
     parser.add_argument("--random", type=float, help="share of random actions (default 0.05)")
     parser.add_argument("--repeat", type=float, help="share of earlier actions done again (default 0.1)")
-    parser.add_argument("--updates", type=int, default=1000, help="at most so many updates (default 1000)")
-    parser.add_argument("--rollouts", type=int, default=16, help="rollouts of one update (default 16)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="its largest value (default 0.002)")
+    parser.add_argument("--updates", type=int, default=1600, help="at most so many updates (default 1600)")
+    parser.add_argument("--rollouts", type=int, default=8, help="rollouts of one update (default 8)")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="its largest value (default 0.003)")
+    parser.add_argument(
+        "--reading", type=float, help="weight of predicting what is read too (default: 1 for a new model)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and rollouts (default 0)")
     parser.add_argument("--until", type=float, metavar="PERCENT", help="stop at this success rate: with expert labels "
                         "when it is reached from below, with weak labels from above")  # fmt: skip
@@ -51,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
     from divopd.sft import Evaluations, SftSettings, teach
 
     lessons = _lessons(args)
-    settings = SftSettings(updates=args.updates, rollouts=args.rollouts, learning_rate=args.learning_rate)
+    new = 1.0 if args.start is None else 0.0
+    settings = SftSettings(
+        updates=args.updates,
+        rollouts=args.rollouts,
+        learning_rate=args.learning_rate,
+        reading=new if args.reading is None else args.reading,
+    )
     policy = _policy(args, lessons)
     until = args.until
     reached = (lambda percent: percent <= until) if args.labels == "weak" else (lambda percent: percent >= until)
