@@ -12,6 +12,7 @@ DivopdError                     the base: one line, says what was got, what was 
 │   ├── QueueFullError          the bounded queue stayed full for longer than the caller would wait
 │   └── LedgerError             the journal does not add up
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
+├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
 └── EnvironmentFailure          an environment died or hung; it costs one rollout, never the run
 """
@@ -75,6 +76,10 @@ class LedgerError(StoreError):
 
 class CheckpointError(DivopdError):
     """A checkpoint is missing, incomplete or damaged."""
+
+
+class TeacherAwayError(DivopdError):
+    """The teacher cannot be reached now. Rollouts wait for it; they are lost only when they are stale."""
 
 
 class AlignmentError(DivopdError):

@@ -78,11 +78,13 @@ def play(
     student: Policy,
     teacher: Policy | None = None,
     environments: Sequence[Environment],
+    finished: Callable[[Played], None] = lambda played: None,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> list[Played]:
     """Play every start to its end, as many at once as there are environments; results in the order of the starts.
 
-    `heartbeat` is called once a turn. The teacher acts only where `acting.recovery` says so.
+    `finished` gets each rollout as soon as it is over, `heartbeat` is called once a turn. The teacher acts only where
+    `acting.recovery` says so.
     """
     policies: dict[Actor, Policy | None] = {"student": student, "teacher": teacher}
     waiting = iter(starts)
@@ -92,7 +94,10 @@ def play(
         used = {id(rollout.environment) for rollout in active}
         free = [environment for environment in environments if id(environment) not in used]
         active += [_InFlight(start, free.pop(0), acting) for start in islice(waiting, len(free))]
-        over |= {rollout.start.number: rollout.result() for rollout in active if rollout.over}
+        for rollout in active:
+            if rollout.over:
+                over[rollout.start.number] = rollout.result()
+                finished(over[rollout.start.number])
         active = [rollout for rollout in active if not rollout.over]
         if not active and len(over) == len(starts):
             return [over[start.number] for start in starts]

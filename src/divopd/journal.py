@@ -55,6 +55,15 @@ class Account(NamedTuple):
         return self.put == sum(self[1:])
 
 
+class Spent(NamedTuple):
+    """What has been produced: rollouts and turns that were put, and the tokens it took."""
+
+    rollouts: int
+    turns: int
+    generated_tokens: int
+    scored_tokens: int
+
+
 class ResumePoint(NamedTuple):
     """Updates `next_update` … `journaled` - 1 are served again from the journal; `journaled` is composed anew."""
 

@@ -26,7 +26,7 @@ from divopd.journal import (
 from divopd.payload import digest_of, encode_turn
 from divopd.store_reader import FigureKind, StoreReader, entry_digest, rollout_digest, seal
 from divopd.store_schema import connect, create_file, is_store, store_path
-from divopd.turns import Rollout, Turn, turn_from_json
+from divopd.turns import Rollout, Turn, turn_from_json, turn_to_json
 
 __all__ = ["Store", "StoreReader", "is_store", "store_path"]
 
@@ -60,12 +60,31 @@ class Store(StoreReader):
 
     # ── explorers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def reserve_rollouts(self, count: int) -> range:
+        """Numbers for the next rollouts of an explorer; none is given twice."""
+        with self._transaction():
+            end = self._one(
+                "UPDATE state SET started_rollouts = started_rollouts + ? RETURNING started_rollouts", count
+            )
+        return range(end - count, end)
+
+    def put_unscored(self, rollout: Rollout, *, generated_tokens: int) -> None:
+        """Keep a rollout that has ended, durably, until the teacher has scored it and it is `put`; again is a no-op."""
+        text = to_json_bytes([turn_to_json(turn) for turn in rollout.turns])
+        with self._transaction():
+            if self._one("SELECT 1 FROM rollouts WHERE id = ?", rollout.id) is None:
+                row = (rollout.id, text, seal(text, rollout.id))
+                added = self._db.execute("INSERT OR IGNORE INTO unscored (id, json, digest) VALUES (?, ?, ?)", row)
+                tokens = generated_tokens * added.rowcount
+                self._db.execute("UPDATE state SET generated_tokens = generated_tokens + ?", (tokens,))
+
     def put(self, rollout: Rollout, *, available_at: int | None = None, wait_s: float = 60.0) -> bool:
         """Queue all turns of a rollout, durably and together. True: queued now; False: it was there already.
 
-        The same id with another content raises a ConflictError. While a bounded queue is full this waits, at most
-        `wait_s` seconds, then raises a QueueFullError; a rollout longer than the bound enters an empty queue.
-        `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
+        From now on it no longer waits for the teacher. The same id with another content raises a ConflictError. While a
+        bounded queue is full this waits, at most `wait_s` seconds, then raises a QueueFullError; a rollout longer than
+        the bound enters an empty queue. `available_at` is the first update that may read the turns: the next one,
+        unless a simulated clock says so.
         """
         rows = [_row_of(turn) for turn in rollout.turns]
         digest = rollout_digest(rollout.id, rollout.task, rollout.version, ((row[0], row[1]) for row in rows))
@@ -78,6 +97,7 @@ class Store(StoreReader):
                 if known is not None:
                     raise ConflictError(f"rollout {rollout.id!r} was put before with another content; use a new id")
                 if self._has_room(len(rows)):
+                    self._db.execute("DELETE FROM unscored WHERE id = ?", (rollout.id,))
                     self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
                     return True
             if time.monotonic() >= deadline:

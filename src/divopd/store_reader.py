@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from divopd.composers.composer import Candidate, Composer
 from divopd.errors import InputError, LedgerError, NotAStoreError, StoreError
-from divopd.journal import Account, JournaledBatch, JournalEntry, Key, ResumePoint, StoredTurn, decode_entry
+from divopd.journal import Account, JournaledBatch, JournalEntry, Key, ResumePoint, Spent, StoredTurn, decode_entry
 from divopd.payload import MAX_PAYLOAD_BYTES, decode_turn, digest_of
 from divopd.store_schema import LOCK_WAIT_S, connect, store_path, translated_errors
-from divopd.turns import ROLLOUT_ID, Fate, Turn
+from divopd.turns import ROLLOUT_ID, Fate, Rollout, Turn, turn_from_json
 from divopd.validity import REASONS
 
 CHUNK = 256  # rows read at a time where all turns are visited
@@ -135,6 +135,26 @@ class StoreReader:
         """How many rollouts had arrived when this update was composed, or by now if it was not."""
         with self.snapshot():
             return self._one("SELECT count(*) FROM rollouts WHERE available_at <= ?", available_by)
+
+    def backlog(self) -> int:
+        """Turns in the queue that no update has read yet."""
+        with self.snapshot():
+            return self._one("SELECT count(*) FROM turns WHERE arrival > ?", self._watermark())
+
+    def unscored(self, limit: int) -> list[Rollout]:
+        """Rollouts that wait for the teacher, the oldest first."""
+        query = "SELECT id, json, digest FROM unscored ORDER BY number LIMIT ?"
+        with self.snapshot():
+            rows = self._db.execute(query, (limit,)).fetchall()
+        waiting = [[turn_from_json(turn) for turn in self._json(text, digest, name)] for name, text, digest in rows]
+        return [Rollout(turns[0].rollout, tuple(turns)) for turns in waiting]
+
+    def spent(self) -> Spent:
+        """What explorers and teacher have done so far."""
+        query = "SELECT (SELECT count(*) FROM rollouts), count(*), sum(tokens) FROM turns"
+        with self.snapshot():
+            rollouts, turns, scored = self._db.execute(query).fetchone()
+            return Spent(rollouts, turns, self._one("SELECT generated_tokens FROM state"), scored or 0)
 
     # ── turns ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,15 @@ TABLES = (
         epoch INTEGER NOT NULL,                 -- of the learner that may write; older ones are fenced
         acknowledged_updates INTEGER NOT NULL,  -- so many updates are in a durable checkpoint
         settled_updates INTEGER NOT NULL,       -- so many updates have had their payloads dropped
-        max_queued INTEGER                      -- turns; NULL: no bound
+        max_queued INTEGER,                     -- turns; NULL: no bound
+        started_rollouts INTEGER NOT NULL,      -- numbers given to explorers
+        generated_tokens INTEGER NOT NULL       -- by explorers, in rollouts that ended
+    ) STRICT""",
+    """CREATE TABLE unscored (                   -- rollouts that wait for the teacher
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        json BLOB NOT NULL,
+        digest BLOB NOT NULL
     ) STRICT""",
     """CREATE TABLE rollouts (
         number INTEGER PRIMARY KEY,
@@ -150,7 +158,7 @@ def _fill(partial: Path, max_queued: int | None) -> None:
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         for statement in TABLES:
             connection.execute(statement)
-        connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, ?)", (max_queued,))
+        connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, ?, 0, 0)", (max_queued,))
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = WAL")
 

@@ -15,14 +15,21 @@ from divopd.errors import DivopdError, UnknownNameError
 
 COMMANDS = {
     "demo": "see the allocation problem, and what the composers do about it",
-    "synth": "make a synthetic recording from a stated queue model",
+    "train": "distil a teacher into a student while the student acts",
+    "evaluate": "how often a student succeeds",
+    "compare": "runs side by side: success, cost, use of experience",
     "replay": "run composers over a recording and compare what they train",
     "explain": "show one batch: who got slots, what waited, what fell out and why",
     "why": "tell the fate of every turn of a rollout",
-    "export": "write a run's turns as JSON lines",
     "audit": "check a run: the ledger recomputed batch by batch",
+    "export": "write a run's turns as JSON lines",
+    "synth": "make a synthetic recording from a stated queue model",
+    "sft": "make a teacher or an initial student by supervised fine-tuning",
+    "play": "act in an environment yourself, or watch an expert",
+    "envs": "list the environments, what they need, and their tasks",
     "methods": "list the composers",
     "bench": "measure speed against the plain way",
+    "doctor": "what is installed, what is missing, and how to get it",
 }
 
 

@@ -42,12 +42,11 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.resume:
         begin_run(config, folder)
+    if config.clock == "simulated":
+        from divopd.pipeline.simulated import SimulatedRun as Run
+    else:
+        from divopd.pipeline.live import LiveRun as Run
     with TerminalView(config) as view:
-        if config.clock == "simulated":
-            from divopd.pipeline.simulated import SimulatedRun
-
-            SimulatedRun(config, folder, report=view.report).run()
-        else:
-            raise InputError("clock: live is not there yet; use clock: simulated")
+        Run(config, folder, report=view.report).run()
     view.summary(folder)
     return 0

@@ -1,6 +1,6 @@
 """What an explorer does on either clock: which task comes next, how deep it may go, who may help."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -47,8 +47,17 @@ class Exploration:
             return adapted_depth(probes, horizon=horizon)
         return horizon
 
-    def play(self, starts: Sequence[Start], *, version: int, student: Policy, teacher: Policy) -> list[Played]:
-        """Play the starts together with the student of this version."""
+    def play(
+        self,
+        starts: Sequence[Start],
+        *,
+        version: int,
+        student: Policy,
+        teacher: Policy | None,
+        finished: Callable[[Played], None] = lambda played: None,
+        heartbeat: Callable[[], None] = lambda: None,
+    ) -> list[Played]:
+        """Play the starts together with the student of this version; see explorer.play."""
         config = self.config
         recovery = Recovery(**config.recovery.model_dump())
         helped = config.method == "divopd-r" and recovery.begun(version)
@@ -56,7 +65,15 @@ class Exploration:
         wanted = min(len(starts), config.explorer.rollouts_in_flight)
         while len(self._environments) < wanted:
             self._environments.append(make_environment(config.environment.name, **config.environment.settings))
-        return play(starts, acting, student=student, teacher=teacher, environments=self._environments[:wanted])
+        return play(
+            starts,
+            acting,
+            student=student,
+            teacher=teacher,
+            environments=self._environments[:wanted],
+            finished=finished,
+            heartbeat=heartbeat,
+        )
 
 
 def probe_of(rollout: Rollout) -> Probe:
