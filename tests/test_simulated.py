@@ -4,64 +4,13 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from divopd import METHODS
-from divopd.config import Config
-from divopd.demonstrations import Slips, demonstrate, texts
-from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
 from divopd.pipeline.begin import begin_run
-from divopd.pipeline.simulated import SimulatedRun
-from divopd.prompts import style_for
-from divopd.store import Store
-
-SIZE = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=64)
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A student and a teacher with random weights and one tokenizer."""
-    folder = tmp_path_factory.mktemp("models")
-    demonstrations = islice(demonstrate("alfworld-small", "expert", slips=Slips(), seed=0), 20)
-    tokenizer = build_tokenizer(texts(demonstrations, style_for("alfworld-small", answer="terse")))
-    for seed, name in enumerate(("student", "teacher")):
-        save_model(folder / name, build_model(tokenizer, seed=seed, size=SIZE), tokenizer)
-    return folder
-
-
-def config(models: Path, **changes: object) -> Config:
-    data: dict[str, object] = {
-        "method": "divopd",
-        "environment": {"name": "alfworld-small", "horizon": 5},
-        "prompts": {"answer": "terse", "max_prompt_tokens": 300, "actions": "unlisted"},
-        "student": {"model": str(models / "student")},
-        "teacher": {"model": str(models / "teacher")},
-        "composer": {"batch_size": 8, "cap": 2},
-        "learner": {"updates": 6, "lr": 1e-3, "checkpoint_every": 2},
-        "explorer": {"rollouts_in_flight": 4, "max_response_tokens": 5},
-        "evaluation": {"every": 3, "tasks": 3},
-    }
-    for name, value in changes.items():
-        old = data.get(name)
-        data[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    return Config.model_validate(data)
-
-
-def start(folder: Path, settings: Config) -> SimulatedRun:
-    if not (folder / "store.db").exists():
-        begin_run(settings, folder)
-    return SimulatedRun(settings, folder, report=lambda kind, figures: None)
-
-
-def outcome(folder: Path) -> tuple[str, tuple[int, ...], dict]:
-    """The digest of the whole ledger, the account, and the evaluations."""
-    with Store.open_read_only(folder) as store:
-        assert store.account().adds_up
-        rates = {version: figures["success_rate"] for version, figures in store.figures("evaluation").items()}
-        return store.batch(store.updates - 1).digest, tuple(store.account()), rates
+from small_runs import config, outcome, start
 
 
 def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> None:
