@@ -84,7 +84,7 @@ def _draw_composition(
     of: Callable[[BatchFigures], float],
 ) -> None:
     for label, runs in groups.items():
-        lines = [dict(enumerate(_smoothed([of(batch) for batch in run.batches]))) for run in runs]
+        lines = [_smoothed([of(batch) for batch in run.batches]) for run in runs]
         _draw_group(axes, lines, colours[label], label=None, marker=None)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
@@ -103,6 +103,6 @@ def _draw_group(
     axes.plot(common, means, color=colour, linewidth=2, label=shown, marker=marker, markersize=4)
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
-    """Running mean over the last few updates."""
-    return [fmean(values[max(0, place + 1 - SMOOTH) : place + 1]) for place in range(len(values))]
+def _smoothed(values: Sequence[float]) -> dict[float, float]:
+    """Running mean over the last few updates, by update."""
+    return {place: fmean(values[max(0, place + 1 - SMOOTH) : place + 1]) for place in range(len(values))}
