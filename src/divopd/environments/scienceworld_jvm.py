@@ -1,4 +1,4 @@
-"""One JVM with one ScienceWorld simulator in it, called over py4j with a time limit.
+"""One JVM with one ScienceWorld simulator in it, called over py4j's wire with a time limit.
 
 The package's own class starts a JVM whose heap grows to gigabytes and lists about 500 valid actions after every
 action. This module starts the package's simulator with a small heap and calls only what is asked for; actions go to
@@ -15,6 +15,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
 from typing import IO, Any
 
+from divopd.environments.java_wire import JavaError, JavaWire, Ref
 from divopd.errors import EnvironmentFailure, InputError, MissingExtraError
 
 # without a limit the heap grows to 0.9–2.4 GB; with one, and a small start, the process stays near 0.2 GB
@@ -36,76 +37,66 @@ def find_java() -> str:
 
 
 class Simulator:
-    """A running simulator. Any failure of `call` ends the JVM: what it held is lost, and a new one is needed."""
+    """A running simulator. Any failure of a call ends the JVM: what it held is lost, and a new one is needed."""
 
     def __init__(self, *, timeout_s: float) -> None:
-        try:
-            from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
-            from scienceworld.constants import BASEPATH, JAR_PATH
-        except ImportError:
-            raise MissingExtraError("ScienceWorld", "scienceworld") from None
         self.timeout_s = timeout_s
-        self._gateway: JavaGateway | None = None
-        classpath = os.pathsep.join((find_jar_path(), JAR_PATH))
-        command = [find_java(), *JAVA_OPTIONS, "-classpath", classpath, "py4j.GatewayServer"]
-        # the JVM ends with us: it stops when its standard input closes. The token keeps other users of the machine out
-        command += ["--die-on-broken-pipe", "--enable-auth", "0"]
-        self.process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=BASEPATH)
+        self._wire: JavaWire | None = None
+        self._agent: Ref | None = None
+        self.process = Popen(_command(), stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
         try:
             port, token = self._greeting()
-            limits = GatewayParameters(port=int(port), auth_token=token, auto_field=True, read_timeout=timeout_s)
-            self._gateway = JavaGateway(gateway_parameters=limits)
-        except (Empty, ValueError) as error:
+            self._wire = JavaWire(int(port), token, timeout_s=timeout_s)
+            self._interface = self._wire.create("scienceworld.runtime.pythonapi.PythonInterface")
+        except (Empty, ValueError, OSError, JavaError) as error:
             self.stop()
-            raise EnvironmentFailure(f"ScienceWorld's JVM did not start within {timeout_s:g} s ({error!r})") from None
-        self._interface = self._guard(
-            "start", lambda gateway: gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
-        )
+            raise EnvironmentFailure(
+                f"ScienceWorld's JVM did not start within {timeout_s:g} s ({type(error).__name__}: {error}); "
+                "is the machine out of memory, or very busy?"
+            ) from None
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: str | int | bool) -> Any:
         """Call a method of the simulator; a JVM that dies, throws or stays silent is an EnvironmentFailure."""
-        return self._guard(method, lambda _: getattr(self._interface, method)(*arguments))
+        return self._guard(method, lambda wire: wire.call(self._interface, method, *arguments))
+
+    def call_list(self, method: str) -> list[str]:
+        """As `call`, for a method that returns a Java list: its items are fetched one by one."""
+
+        def fetch(wire: JavaWire) -> list[str]:
+            listed = wire.refer(self._interface, method)
+            items = [str(wire.call(listed, "get", number)) for number in range(int(wire.call(listed, "size")))]  # type: ignore[arg-type]
+            wire.release(listed)
+            return items
+
+        return self._guard(method, fetch)
 
     def load(self, task_type: str, variation: int, simplifications: str, *, gold_path: bool) -> None:
         """Start a task."""
         self.call("load", task_type, variation, simplifications, gold_path)
-        self._agent = self._guard("load", lambda _: self._interface.agentInterface().get())
+
+        def find_agent(wire: JavaWire) -> Ref:
+            option = wire.refer(self._interface, "agentInterface")
+            agent = wire.refer(option, "get")
+            for old in filter(None, (option, self._agent)):
+                wire.release(old)
+            return agent
+
+        self._agent = self._guard("load", find_agent)
 
     def act(self, action: str) -> tuple[str, float, bool]:
         """Do an action in the task: what is seen, the score (1 is all) and whether the task counts as completed."""
         if action.strip().lower() in _PAST_THE_AGENT:
             return self.call("step", action), self.call("getScore"), self.call("getCompleted")
 
-        def ask_agent(_: Any) -> tuple[str, float, bool]:
-            outcome = self._agent.step(action)  # a Scala triple
-            return outcome._1(), outcome._2(), outcome._3()
+        def ask_agent(wire: JavaWire) -> Any:
+            assert self._agent is not None
+            triple = wire.call(self._agent, "step", action)
+            assert isinstance(triple, Ref)
+            text, score, completed = (wire.call(triple, part) for part in ("_1", "_2", "_3"))
+            wire.release(triple)
+            return text, score, completed
 
         return self._guard("act", ask_agent)
-
-    def call_list(self, method: str) -> list[str]:
-        """As `call`, for a method that returns a Java list: each item is fetched from the JVM."""
-        return self._guard(method, lambda _: [str(item) for item in getattr(self._interface, method)()])
-
-    def _guard(self, what: str, call: Callable[[Any], Any]) -> Any:
-        from py4j.protocol import Py4JError
-
-        if self._gateway is None:
-            raise EnvironmentFailure(f"ScienceWorld: {what}: the JVM has ended; reset the environment")
-        try:
-            return call(self._gateway)
-        except (Py4JError, OSError) as error:
-            ended = self.process.poll() is not None
-            self.stop()
-            cause = "its JVM ended" if ended else f"no answer within {self.timeout_s:g} s, or an error in the JVM"
-            reason = (str(error).strip().splitlines() or [""])[0][:200]
-            raise EnvironmentFailure(f"ScienceWorld: {what}: {cause} ({type(error).__name__}: {reason})") from None
-
-    def _greeting(self) -> tuple[str, str]:
-        """The port and the token, which the gateway prints first."""
-        lines: Queue[str] = Queue()
-        assert self.process.stdout is not None
-        Thread(target=_drain, args=(self.process.stdout, lines), daemon=True).start()
-        return lines.get(timeout=self.timeout_s), lines.get(timeout=self.timeout_s)
 
     def stop(self) -> None:
         """End the JVM now; harmless when it has ended."""
@@ -114,9 +105,42 @@ class Simulator:
         if self.process.stdin is not None:
             with suppress(OSError):
                 self.process.stdin.close()
-        if self._gateway is not None:
-            self._gateway.close()
-            self._gateway = None
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _guard(self, what: str, call: Callable[[JavaWire], Any]) -> Any:
+        if self._wire is None:
+            raise EnvironmentFailure(f"ScienceWorld: {what}: the JVM has ended; reset the environment")
+        try:
+            return call(self._wire)
+        except TimeoutError:
+            cause = f"no answer within {self.timeout_s:g} s"
+        except JavaError as error:
+            cause = f"an exception in the JVM ({error})"
+        except OSError as error:
+            cause = f"its JVM ended ({error})"
+        self.stop()
+        raise EnvironmentFailure(f"ScienceWorld: {what}: {cause}; this rollout is lost, the next reset starts another")
+
+    def _greeting(self) -> tuple[str, str]:
+        """The port and the token, which the gateway prints first."""
+        lines: Queue[str] = Queue()
+        assert self.process.stdout is not None
+        Thread(target=_drain, args=(self.process.stdout, lines), daemon=True).start()
+        return lines.get(timeout=self.timeout_s), lines.get(timeout=self.timeout_s)
+
+
+def _command() -> list[str]:
+    try:
+        from py4j.java_gateway import find_jar_path
+        from scienceworld.constants import JAR_PATH
+    except ImportError:
+        raise MissingExtraError("ScienceWorld", "scienceworld") from None
+    classpath = os.pathsep.join((find_jar_path(), JAR_PATH))
+    # the JVM ends with us: it stops when its standard input closes. The token keeps other users of the machine out
+    options = ["-classpath", classpath, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
+    return [find_java(), *JAVA_OPTIONS, *options]
 
 
 def _drain(stream: IO[bytes], first_two: "Queue[str]") -> None:
