@@ -1,4 +1,4 @@
-"""The embedded models: a Qwen3 of one or two million parameters with its own small tokenizer.
+"""The embedded models: a Qwen3 of about a million parameters with its own small tokenizer.
 
 Both are in the ordinary Hugging Face format, so the code that serves them serves a 1.5B model. The tokenizer has every
 word of the environment's text as one token and spells all other text in bytes: nothing is unknown, and decoding gives
@@ -30,13 +30,13 @@ _WORDS = r" ?[^\W\d_]+| ?\d+| ?[^\w\s]|_|\s"  # a word, a number or a mark, each
 
 @dataclass(frozen=True)
 class TinySize:
-    """The shape of a tiny model; the default has about 1.2 million parameters, so that two of them fit into 10 MB."""
+    """The shape of a tiny model; the default has about 0.7 million parameters, so that two of them fit into 10 MB."""
 
-    hidden: int = 160
+    hidden: int = 128
     layers: int = 4
     heads: int = 4
-    key_value_heads: int = 2
-    feed_forward: int = 448
+    key_value_heads: int = 4
+    feed_forward: int = 256
     context: int = 4096
 
 
