@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divopd.errors import NotAStoreError
@@ -57,7 +57,6 @@ def test_arrays_come_back_as_lists() -> None:
 
 
 @given(any_turn, st.data())
-@settings(max_examples=300)
 def test_a_damaged_payload_is_refused_or_decoded_within_its_size(turn: Turn, data: st.DataObject) -> None:
     """Whatever lengths a payload claims, nothing is allocated that its bytes do not back."""
     payload = bytearray(encode_turn(turn))
