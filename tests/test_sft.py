@@ -15,7 +15,7 @@ from coin_hunt import CoinHunt, Guide  # noqa: E402
 from divopd.cli import sft as command  # noqa: E402
 from divopd.demonstrations import Slips, demonstrate, encode  # noqa: E402
 from divopd.errors import EnvironmentFailure, InputError  # noqa: E402
-from divopd.evaluation import Evaluation, Setting, success_rate, success_rate_with  # noqa: E402
+from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate  # noqa: E402
 from divopd.models.attention import Packed  # noqa: E402
 from divopd.models.policy import Response  # noqa: E402
 from divopd.models.tiny import TinySize  # noqa: E402
@@ -148,7 +148,7 @@ def test_an_evaluation_does_not_depend_on_what_runs_beside_it(
     policy, _, _ = teacher
     many, few = (success_rate(policy, TASKS[:10], setting(policy, in_flight=n)) for n in (10, 3))
     assert many == few
-    assert [rollout.task for rollout in many.rollouts] == TASKS[:10]
+    assert [rollout.start.task for rollout in many.rollouts] == TASKS[:10]
 
 
 class Scripted:
@@ -174,7 +174,7 @@ def test_a_teacher_can_take_over(teacher: tuple[TransformersPolicy, Evaluation, 
     lost = Scripted(Codec(policy.tokenizer), "go red")
     tasks = [task for task in TASKS if "red" in CoinHunt().reset(task).text]
     assert success_rate(lost, tasks, setting(policy)).percent == 0
-    taken_over = success_rate_with(lambda turn: lost if turn == 0 else policy, tasks, setting(policy))
+    taken_over = takeover_success_rate(lost, tasks, setting(policy), teacher=policy, after_turns=1)
     assert taken_over.percent > 30  # a barely trained teacher is easily led astray
     assert lost.calls == 8 + 1
 
@@ -182,10 +182,10 @@ def test_a_teacher_can_take_over(teacher: tuple[TransformersPolicy, Evaluation, 
 def test_answers_without_an_action_and_dead_environments_cost_one_rollout(untrained: TransformersPolicy) -> None:
     """An empty answer is an invalid action until the horizon; a failure of the environment ends its rollout only."""
     silent = Scripted(Codec(untrained.tokenizer), "")
-    assert {rollout.turns for rollout in success_rate(silent, TASKS[:3], setting(untrained)).rollouts} == {30}
+    assert {len(rollout.turns) for rollout in success_rate(silent, TASKS[:3], setting(untrained)).rollouts} == {30}
     dying = replace(setting(untrained), environment=f"{__file__}:Dying")
     ended = success_rate(Scripted(Codec(untrained.tokenizer), "go red"), ["1", "die", "2"], dying)
-    assert [rollout.turns for rollout in ended.rollouts] == [8, 1, 8]
+    assert [len(rollout.turns) for rollout in ended.rollouts] == [8, 1, 8]
 
 
 class Dying(CoinHunt):

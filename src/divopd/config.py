@@ -33,8 +33,7 @@ from divopd.composers import METHODS, Composer, Settings
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
-from divopd.learner import Optimization
-from divopd.models.transformers_policy import Lora
+from divopd.optimization import Lora, Optimization
 from divopd.prompts import PromptStyle, style_for
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]

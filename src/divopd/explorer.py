@@ -30,7 +30,8 @@ class Acting:
     temperature: float
     max_response_tokens: int
     seed: int
-    recovery: Recovery | None = None  # None: the student acts alone
+    recovery: Recovery | None = None  # None: the teacher never helps
+    takeover_at: int | None = None  # the teacher acts from this turn on
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def play(
     """Play every start to its end, as many at once as there are environments; results in the order of the starts.
 
     `finished` gets each rollout as soon as it is over, `heartbeat` is called once a turn. The teacher acts only where
-    `acting.recovery` says so.
+    `acting` says so.
     """
     policies: dict[Actor, Policy | None] = {"student": student, "teacher": teacher}
     waiting = iter(starts)
@@ -137,7 +138,9 @@ class _InFlight:
 
     @property
     def actor(self) -> Actor:
-        return "teacher" if self.recovery and self.recovery.teacher_acts else "student"
+        late = self.acting.takeover_at is not None and len(self.turns) >= self.acting.takeover_at
+        helped = self.recovery is not None and self.recovery.teacher_acts
+        return "teacher" if late or helped else "student"
 
     @property
     def sampling_seed(self) -> int:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,27 +20,11 @@ from torch.distributed.tensor import DTensor
 from divopd.errors import DivopdError, InputError
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.objective import opd_loss, token_weights
+from divopd.optimization import Optimization
 from divopd.packing import Row, make_row, merge_rows, micro_batches
 from divopd.packing import Sequence as TokenSequence
 from divopd.turns import Turn
 from divopd.validity import valid_mask, why_invalid
-
-
-@dataclass(frozen=True)
-class Optimization:
-    """How an update is made; the defaults are the paper's.
-
-    `max_tokens` bounds the tokens that one rank computes at a time. `compute` is the type of the products; the weights
-    that are trained stay in float32, because a step of 1e-6 would be lost in bfloat16 ones.
-    """
-
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    beta: float = 1.0
-    max_tokens: int = 8192
-    compute: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)

@@ -41,17 +41,21 @@ def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) ->
 
 
 def check_vocabularies(student: Any, teacher: Any) -> None:
-    """Both tokenizers must give every token the same id, special ones included; the message says what differs."""
+    """Both tokenizers must give every token the same id; the message says what differs.
+
+    Tokens that were added to one of them only (a marker for thoughts, say) are no obstacle as long as no id is taken.
+    """
     ours, theirs = student.get_vocab(), teacher.get_vocab()
-    if ours != theirs:
-        missing = sorted(set(ours) - set(theirs))[:3]
-        moved = sorted(token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token])[:3]
-        detail = f"the teacher lacks {missing}" if missing else f"these have other ids: {moved}"
-        if not missing and not moved:
-            detail = f"the teacher also has {sorted(set(theirs) - set(ours))[:3]}"
+    added = student.get_added_vocab().keys() | teacher.get_added_vocab().keys()
+    lacking = sorted(ours.keys() - theirs.keys() - added) or sorted(theirs.keys() - ours.keys() - added)
+    moved = sorted(token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token])
+    names = {id_: token for token, id_ in theirs.items()}
+    taken = sorted(token for token, id_ in ours.items() if names.get(id_, token) != token)
+    if lacking or moved or taken:
+        what = "only one of them has" if lacking else "these have other ids:"
         raise AlignmentError(
-            f"student and teacher have different vocabularies ({len(ours)} and {len(theirs)} tokens; {detail}); "
-            "use a teacher with the student's tokenizer"
+            f"student and teacher have different vocabularies ({len(ours)} and {len(theirs)} tokens; {what} "
+            f"{(lacking or moved or taken)[:3]}); use a teacher with the student's tokenizer"
         )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(student, name) != getattr(teacher, name):

@@ -33,9 +33,11 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(args.config, args.set)
         folder = args.out or Path("runs") / f"{args.config.parent.name}-{config.method}-seed{config.seed}"
     if args.dry_run:
-        from divopd.planning import plan
+        from divopd.planning import make_plan
 
-        print("\n".join(plan(config).lines))
+        plan = make_plan(config, out=folder)
+        print("\n".join(plan.lines))
+        plan.refuse_problems()
         return 0
     from divopd.pipeline.begin import begin_run
     from divopd.report.terminal import TerminalView

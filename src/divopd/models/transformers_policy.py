@@ -6,7 +6,6 @@ runs in chunks, so memory grows neither with prompt length × vocabulary nor wit
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -20,17 +19,10 @@ from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.policy import Response
+from divopd.optimization import Lora
 from divopd.packing import Row, Sequence, Span, merge_rows, micro_batches
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Low-rank adapters on all linear layers but the head; only they are trained."""
-
-    rank: int = 16
-    alpha: int = 32
 
 
 class TransformersPolicy:
@@ -77,7 +69,7 @@ class TransformersPolicy:
             tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
-        return cls(_with_lora(model.to(device), lora), tokenizer, max_tokens=max_tokens)
+        return cls(_with_lora(model.to(torch.device(device)), lora), tokenizer, max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:

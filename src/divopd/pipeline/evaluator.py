@@ -20,6 +20,8 @@ class Evaluator:
             environment=config.environment.name,
             style=config.prompts,
             codec=codec,
+            settings=config.environment.settings,
+            horizon=config.environment.horizon,
             temperature=config.evaluation.temperature,
             max_response_tokens=config.explorer.max_response_tokens,
             in_flight=config.evaluation.in_flight,
@@ -36,12 +38,12 @@ class Evaluator:
     def evaluate(self, policy: Policy) -> dict[str, Any]:
         """Success rate in percent, overall and by kind of task, and the mean number of turns."""
         played = success_rate(policy, self.tasks, self._setting)
-        total = Counter(_kind(rollout.task) for rollout in played.rollouts)
-        won = Counter(_kind(rollout.task) for rollout in played.rollouts if rollout.success)
+        total = Counter(_kind(rollout.start.task) for rollout in played.rollouts)
+        won = Counter(_kind(rollout.start.task) for rollout in played.rollouts if rollout.success)
         return {
             "success_rate": played.percent,
             "tasks": len(played.rollouts),
-            "turns": sum(rollout.turns for rollout in played.rollouts) / max(1, len(played.rollouts)),
+            "turns": sum(len(rollout.turns) for rollout in played.rollouts) / max(1, len(played.rollouts)),
             "by_kind": {kind: 100.0 * won[kind] / total[kind] for kind in sorted(total)},
         }
 
