@@ -3,7 +3,8 @@
 The batches are composed by `vanilla` and by `divopd` from 15-turn rollouts with full history. The reference pads rows
 into micro-batches of the same token budget and takes log probabilities from the model's own logits of all positions;
 like ours it reads each row once per update. The model has the proportions of a small Qwen3 (a quarter of its weights
-are the vocabulary's). Memory is the growth of a fresh process during one update.
+are the vocabulary's). Seconds are processor seconds of one thread, so that other work on the machine does not count;
+memory is the growth of a fresh process during one update.
 """
 
 import json
@@ -50,9 +51,9 @@ def _compare(turns: list[Turn]) -> dict:
     for _ in range(2):
         for side in SIDES:
             update = make_update(side)
-            start = time.perf_counter()
+            start = time.process_time()
             norms[side] = update(turns)
-            seconds[side].append(time.perf_counter() - start)
+            seconds[side].append(time.process_time() - start)
     assert abs(norms["ours"] / norms["padded"] - 1) < 1e-4, f"the two gradients differ: {norms}"
     best = {side: min(times) for side, times in seconds.items()}
     limit = sum(turn.tokens for turn in turns) / unique_tokens(turns)

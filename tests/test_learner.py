@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
 
 from divopd import Turn
 from divopd.errors import AlignmentError, DivopdError, InputError
@@ -162,8 +164,8 @@ def test_bfloat16_products_with_float32_weights() -> None:
         Learner(TransformersPolicy(tiny_model(torch.bfloat16)))
 
 
-def test_lora_trains_the_adapters_only() -> None:
-    """The base model's weights stay, the adapters move, and the log probabilities follow."""
+def test_lora_trains_the_adapters_only(tmp_path: Path) -> None:
+    """The base model's weights stay, the adapters move, and a saved model has them merged while training can go on."""
     pytest.importorskip("peft", reason="peft is not installed (extra lora)")
     model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4))
     policy = TransformersPolicy(model)
@@ -174,3 +176,8 @@ def test_lora_trains_the_adapters_only() -> None:
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {name for name in before if "lora_" in name}
     assert abs(losses[-1]) < abs(losses[0])
+    policy.save(tmp_path)
+    saved = TransformersPolicy(Qwen3ForCausalLM.from_pretrained(tmp_path))
+    ids, spans = [[5, 6, 7, 8, 9]], [[(1, 5)]]
+    np.testing.assert_allclose(saved.score(ids, spans)[0][0], policy.score(ids, spans)[0][0], atol=1e-5)
+    assert learner.update(turns).gradient_norm > 0

@@ -4,11 +4,12 @@ Log probabilities are computed at the scored positions only: the vocabulary proj
 runs in chunks, so memory grows neither with prompt length × vocabulary nor with scored tokens × vocabulary.
 """
 
+import copy
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class TransformersPolicy:
         device: str = "cpu",
         lora: Lora | None = None,
         max_tokens: int = 8192,
-    ) -> Self:
+    ) -> "TransformersPolicy":
         """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
@@ -65,11 +66,11 @@ class TransformersPolicy:
             )
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)
             tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
-        return cls(_with_lora(model.to(torch.device(device)), lora), tokenizer, max_tokens=max_tokens)
+        return cls(_with_lora(model.to(device), lora), tokenizer, max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:
@@ -89,8 +90,10 @@ class TransformersPolicy:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def save(self, path: Path | str) -> None:
-        """Write model and tokenizer in the ordinary Hugging Face format; adapters are merged into the weights."""
-        model = self.model.merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+        """Write model and tokenizer in the ordinary Hugging Face format, adapters merged into the weights."""
+        model = self.model
+        if hasattr(model, "merge_and_unload"):
+            model = copy.deepcopy(model).merge_and_unload()  # of a copy: the policy can still be trained
         model.save_pretrained(path)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(path)
