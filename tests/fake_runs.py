@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -24,9 +24,10 @@ def make_run(
     rates: Sequence[float | None] = (10.0, 30.0, 50.0),
     every: int = 3,
     rollouts: int = 6,
+    clock: Literal["virtual", "wall"] = "virtual",
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """A run with an evaluation every so many updates; an update takes 10 virtual seconds, 2 of them waiting."""
+    """A run with an evaluation every so many updates; an update takes 10 seconds, 2 of them waiting."""
     folder.mkdir(parents=True)
     stored = {"method": method, "seed": seed, "learner": {"lr": 1e-4}} | (config or {})
     (folder / "config.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
@@ -45,7 +46,8 @@ def make_run(
                 **asdict(batch_figures(batch.candidates, update=update)),
                 "learner": {"seconds": {"forward": 0.25, "backward": 0.5}},
                 "spent": spent(trained, update + 1),
-                "virtual_s": UPDATE_S * (update + 1),
+                f"{clock}_s": UPDATE_S * (update + 1),
+                **({"learner_s": 7.0 * (update + 1)} if clock == "wall" else {}),
                 "waited_s": WAITED_S,
                 "rollouts_put": rollouts * (update + 1),
                 "turns_put": turns_put,

@@ -217,3 +217,12 @@ def test_a_late_evaluation_costs_what_its_version_had_cost(tmp_path: Path) -> No
         store.record_figures("evaluation", 2, evaluation(80) | {"virtual_s": 999.0})
     reached = next(one for one in read_run(folder).evaluations if one.version == 2)
     assert (reached.success_rate, reached.costs.elapsed_s) == (80, 20)
+
+
+def test_the_live_clock_has_its_own_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A live run says its wall and learner seconds itself, and the table calls them so."""
+    folder = make_run(tmp_path / "run", clock="wall", rates=[0, 50])
+    run = read_run(folder)
+    assert (run.clock, run.costs.elapsed_s, run.costs.learner_s) == ("wall", 30, 21)
+    assert call(folder) == 0
+    assert "wall" in capsys.readouterr().out

@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("divopd.embedded", reason="the embedded models are not there yet")
 
 from divopd.checkpoints import publish_weights  # noqa: E402
 from divopd.cli import evaluate  # noqa: E402

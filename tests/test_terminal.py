@@ -1,5 +1,6 @@
 """The view of a run: what it says in a terminal and elsewhere, and that nothing it shows can steer a terminal."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -83,6 +84,29 @@ def test_the_cursor_comes_back_after_an_error(run: Path) -> None:
 def test_a_resumed_run_counts_from_where_it_is(run: Path) -> None:
     """The view of a resume hears of later updates only, and knows how many were made before."""
     assert "update 5/6" in show(run, terminal=False, first=4)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_restart_is_told_before_anything_else_is_known(terminal: bool) -> None:
+    """A process may die before the first evaluation."""
+    out = StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100, markup=False, highlight=False, _environ={})
+    with TerminalView(CONFIG, console=console) as view:
+        view.report("restart", {"role": "explorer-0", "code": -9})
+    assert "the explorer-0 died (exit code -9) and is started again" in out.getvalue()
+
+
+def test_time_left_of_a_live_run_is_by_its_own_clock(tmp_path: Path) -> None:
+    """Updates that are heard of all at once took as long as they say: 10 seconds each, and one of four is left."""
+    live = make_run(tmp_path / "live", clock="wall", rates=[0, 50])
+    config = CONFIG.model_copy(update={"clock": "live", "learner": replace(CONFIG.learner, updates=4)})
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=100, markup=False, highlight=False, _environ={})
+    with Store.open_read_only(live) as store, TerminalView(config, console=console) as view:
+        for update, figures in store.figures("update").items():
+            view.report("update", {"update": update, **figures})
+    assert "update 3/4, 10 s left" in out.getvalue()
+    assert "wait, compose, publish 9.2" in out.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [False, True])

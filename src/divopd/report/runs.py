@@ -107,14 +107,13 @@ def _costs(updates: Mapping[int, Mapping[str, Any]]) -> list[Costs]:
     virtual clock the learner's seconds are virtual too: those in which it did not wait.
     """
     waited = accumulate(figures["waited_s"] for figures in updates.values())
-    measured = accumulate(sum(figures["learner"]["seconds"].values()) for figures in updates.values())
     return [
         Costs(
-            learner_s=elapsed_s(figures) - idle if "virtual_s" in figures else busy,
+            learner_s=figures["virtual_s"] - idle if "virtual_s" in figures else figures["learner_s"],
             elapsed_s=elapsed_s(figures),
             **figures["spent"],
         )
-        for figures, idle, busy in zip(updates.values(), waited, measured, strict=True)
+        for figures, idle in zip(updates.values(), waited, strict=True)
     ]
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from divopd.metrics import final_five, mean_of_last, peak
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
@@ -32,7 +32,7 @@ class TerminalView:
         self.config = config
         self.console = console or plain_console()
         self._updates: deque[dict[str, Any]] = deque(maxlen=WINDOW + 1)
-        self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # when those updates were reported
+        self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # when those updates were made, in real seconds
         self._evaluations: list[dict[str, Any]] = []
         self._expired = 0
         self._last_report = monotonic()
@@ -53,22 +53,31 @@ class TerminalView:
         if self._live is not None:
             self._live.stop()
 
-    def report(self, kind: Literal["update", "evaluation"] | str, figures: Mapping[str, Any]) -> None:
-        """Take note of an update's or an evaluation's figures and show them."""
-        now = monotonic()
+    def report(self, kind: str, figures: Mapping[str, Any]) -> None:
+        """Show an `update`, an `evaluation`, or the `restart` of a process that died."""
+        if kind == "restart":
+            self.console.print(f"the {figures['role']} died (exit code {figures['code']}) and is started again")
+            return
         if kind == "update":
-            self._updates.append(dict(figures))
-            self._moments.append(now)
-            self._expired += figures["stale"] + figures["aged_out"]
-            self._other_s = max(0.0, now - self._last_report - sum(figures["learner"]["seconds"].values()))
-        elif kind == "evaluation":
+            self._note_update(figures)
+        else:
             self._evaluations.append(dict(figures))
-        self._last_report = now
+        self._last_report = monotonic()
         if self._live is not None:
             self._live.update(self._view(), refresh=True)
         else:
             for line in self._update_lines() if kind == "update" else self._evaluation_lines():
                 self.console.print(line, soft_wrap=True)
+
+    def _note_update(self, figures: Mapping[str, Any]) -> None:
+        # on the live clock updates are heard of late and several at once, so they say themselves when they were made
+        now, before = monotonic(), self._last_report
+        if "wall_s" in figures:
+            now, before = figures["wall_s"], self._moments[-1] if self._moments else 0.0
+        self._updates.append(dict(figures))
+        self._moments.append(now)
+        self._expired += figures["stale"] + figures["aged_out"]
+        self._other_s = max(0.0, now - before - sum(figures["learner"]["seconds"].values()))
 
     def summary(self, folder: Path) -> None:
         """Print what the run came to, and where things lie."""
@@ -175,7 +184,8 @@ class TerminalView:
         return Text.assemble(*bar, f" {pressure.load:.1f}×  {pressure.sentence}")
 
     def _seconds(self) -> str:
-        stages = self._updates[-1]["learner"]["seconds"] | {"explore, score, compose": self._other_s}
+        other = "wait, compose, publish" if self.config.clock == "live" else "explore, score, compose"
+        stages = self._updates[-1]["learner"]["seconds"] | {other: self._other_s}
         return ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
 
 
