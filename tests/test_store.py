@@ -180,6 +180,7 @@ def test_a_batch_comes_back_identical(tmp_path: Path, method: str) -> None:
         assert [reader.batch(update) for update in range(4)] == composed
         audit_ledger(reader)
     for batch in composed:
+        assert [turn.key for turn in batch.turns] == batch.entry.selected == [c.key for c in batch.candidates]
         assert all(
             turn == make_rollout(turn.rollout, version=turn.version).turns[turn.turn] for turn in strip(batch.turns)
         )

@@ -15,39 +15,15 @@ from divopd.audits.ledger import audit_ledger
 from divopd.composers import METHODS, make_composer
 from divopd.errors import DivopdError
 from divopd.store import Store
-from divopd.turns import Rollout, Turn
+from divopd.turns import Rollout
 from memory_store import MemoryStore
-
-logprobs = st.lists(st.floats(-9, 0) | st.just(float("-inf")), min_size=2, max_size=2)
-
-
-@st.composite
-def rollouts(draw: st.DrawFn, *, name: str, newest: int) -> Rollout:
-    """A few turns, some of them invalid, of a recent policy version."""
-    version = draw(st.integers(max(newest - 2, 0), newest))
-    task = draw(st.sampled_from(["heat", "cool"]))
-    turns = [
-        Turn(
-            name,
-            number,
-            task,
-            version,
-            prompt_ids=draw(st.lists(st.integers(0, 2**31 - 1), max_size=3)),
-            prompt_truncated=draw(st.booleans()) and draw(st.booleans()),
-            response_ids=[7, 8],
-            student_logprobs=draw(logprobs),
-            teacher_logprobs=draw(st.none() | logprobs),
-            action_mask=draw(st.sampled_from([[1, 1], [0, 1], [0, 0], [1]])),
-        )
-        for number in range(draw(st.integers(1, 4)))
-    ]
-    return Rollout(name, tuple(turns))
+from store_processes import make_rollout
 
 
 class TwoStores(RuleBasedStateMachine):
     """Every rule does the same to both stores; results and errors must be equal, and so must all that can be read."""
 
-    @initialize(bound=st.none() | st.integers(3, 12))
+    @initialize(bound=st.none() | st.integers(3, 20))
     def start(self, bound: int | None) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.store = Store.create(self.folder / "store.db", max_queued=bound, synchronous="NORMAL")
@@ -69,12 +45,19 @@ class TwoStores(RuleBasedStateMachine):
         wait = {Store: {"wait_s": 0.0}, MemoryStore: {}}
         return self.both(lambda store: store.put(rollout, available_at=available_at, **wait[type(store)]))
 
-    @rule(data=st.data(), ahead=st.none() | st.integers(-1, 1))
-    def put(self, data: st.DataObject, ahead: int | None) -> None:
+    @rule(
+        count=st.integers(1, 3),
+        turns=st.integers(1, 5),
+        lag=st.integers(0, 3),
+        ahead=st.sampled_from([None, None, None, None, -1, 0, 1]),
+    )
+    def put(self, count: int, turns: int, lag: int, ahead: int | None) -> None:
         now = self.store.updates
-        rollout = data.draw(rollouts(name=f"e1.{len(self.put_already)}", newest=now + (ahead == 1)))
-        if self.do_put(rollout, None if ahead is None else now + ahead) is True:
-            self.put_already.append(rollout)
+        version = max(now - lag, 0) + (ahead == 1)
+        for _ in range(count):
+            rollout = make_rollout(f"e1.{len(self.put_already)}", version=version, turns=turns, task=f"task {lag}")
+            if self.do_put(rollout, None if ahead is None else now + ahead) is True:
+                self.put_already.append(rollout)
 
     @precondition(lambda self: self.put_already)
     @rule(data=st.data())
@@ -85,22 +68,22 @@ class TwoStores(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_other_content(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(self.put_already))
-        changed = replace(known.turns[-1], reward=1.0)
+        changed = replace(known.turns[-1], reward=2.0)
         self.do_put(replace(known, turns=(*known.turns[:-1], changed)))
 
-    @rule(
-        method=st.sampled_from(list(METHODS)),
-        cap=st.none() | st.integers(1, 2),
-        size=st.integers(1, 4),
-        off=st.booleans(),
-    )
-    def compose(self, method: str, cap: int | None, size: int, off: bool) -> None:
+    @rule(method=st.sampled_from(list(METHODS)), cap=st.none() | st.integers(1, 2), size=st.integers(1, 4))
+    def compose(self, method: str, cap: int | None, size: int) -> None:
         numbers = {"batch_size": size, "pool_multiplier": 2, "cap": cap, "max_staleness": 2, "max_pending_age": 1}
-        update = self.store.updates + (off and size == 1)  # now and then the wrong one
+        update = self.store.updates
         entry_of = {Store: lambda batch: batch.entry, MemoryStore: lambda entry: entry}
         for epoch in self.epochs[-2:]:
             composer = make_composer(method, **numbers)
             self.both(lambda s, e=epoch, c=composer: entry_of[type(s)](s.compose(c, update=update, epoch=e)))
+
+    @rule(off=st.sampled_from([-1, 1]))
+    def compose_the_wrong_update(self, off: int) -> None:
+        composer, update = make_composer("divopd"), self.store.updates + off
+        self.both(lambda store: store.compose(composer, update=update, epoch=self.epochs[-1]))
 
     @rule(data=st.data(), back=st.integers(0, 2))
     def acknowledge_and_settle(self, data: st.DataObject, back: int) -> None:
