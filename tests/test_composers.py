@@ -87,7 +87,7 @@ def test_nothing_is_selected_twice_ever(method: str, turns: list[Turn]) -> None:
 
 
 @given(turns=recordings(), numbers=st.fixed_dictionaries(SETTINGS))
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_divopd_is_algorithm_1(turns: list[Turn], numbers: dict) -> None:
     """Fast and literal composer agree on every list of every update: pending, expiry and invalid turns included."""
     literal = LiteralDivOPD(
