@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 TASKS = ("find-plant/16", "use-thermometer/32", "power-component/1", "test-conductivity/68", "chemistry-mix/4")
-ROUNDS = 6
+ROUNDS = 4
 WARM_UP_S = 20.0
 
 
