@@ -43,7 +43,7 @@ class Simulator:
         self.timeout_s = timeout_s
         self._wire: JavaWire | None = None
         self._agent: Ref | None = None
-        self.process = Popen(_command(), stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        self.process = _start()
         try:
             port, token = self._greeting()
             self._wire = JavaWire(int(port), token, timeout_s=timeout_s)
@@ -131,16 +131,18 @@ class Simulator:
         return lines.get(timeout=self.timeout_s), lines.get(timeout=self.timeout_s)
 
 
-def _command() -> list[str]:
+def _start() -> Popen[bytes]:
     try:
         from py4j.java_gateway import find_jar_path
-        from scienceworld.constants import JAR_PATH
+        from scienceworld.constants import BASEPATH, JAR_PATH
     except ImportError:
         raise MissingExtraError("ScienceWorld", "scienceworld") from None
     classpath = os.pathsep.join((find_jar_path(), JAR_PATH))
     # the JVM ends with us: it stops when its standard input closes. The token keeps other users of the machine out
     options = ["-classpath", classpath, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
-    return [find_java(), *JAVA_OPTIONS, *options]
+    command = [find_java(), *JAVA_OPTIONS, *options]
+    # the simulator leaves a table of types in its working folder, so that is the package's own, as in the package
+    return Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=BASEPATH)
 
 
 def _drain(stream: IO[bytes], first_two: "Queue[str]") -> None:
