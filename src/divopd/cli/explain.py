@@ -66,6 +66,7 @@ def _as_json(turn: StoredTurn) -> dict[str, Any]:
 
 
 def _print_table(explanation: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -73,9 +74,11 @@ def _print_table(explanation: dict[str, Any]) -> None:
     rollouts, settings = explanation["rollouts"], explanation["settings"]
     taken = [len(entry["selected"]) for entry in rollouts]
     waiting, fallen = (sum(len(entry[name]) for entry in rollouts) for name in ("pending", "fell_out"))
-    table = Table(caption="turn:disagreement", caption_justify="left")
-    for heading in ("rollout", "first seen", "selected", "stayed pending", "fell out"):
-        table.add_column(heading, overflow="fold")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="turn:disagreement", caption_justify="left")
+    table.add_column("rollout", overflow="fold", min_width=12)
+    table.add_column("first\nseen", justify="right")
+    for heading in ("selected", "stayed pending", "fell out"):
+        table.add_column(heading, overflow="fold", ratio=1)
     for entry in rollouts:
         seen = min(turn["first_seen"] for name in ("selected", "pending", "fell_out") for turn in entry[name])
         cells = (entry["rollout"], str(seen), _passes(entry["selected"]), _turns(entry["pending"]), _exits(entry))
@@ -103,5 +106,13 @@ def _turns(turns: list[dict[str, Any]]) -> str:
 def _exits(entry: dict[str, Any]) -> str:
     reasons = dict.fromkeys(turn["why"] for turn in entry["fell_out"])
     return "\n".join(
-        f"{why}: {'  '.join(str(turn['turn']) for turn in entry['fell_out'] if turn['why'] == why)}" for why in reasons
+        f"{why}: {_ranges([turn['turn'] for turn in entry['fell_out'] if turn['why'] == why])}" for why in reasons
     )
+
+
+def _ranges(turns: list[int]) -> str:
+    """1-3, 7 for 1, 2, 3, 7: turns that fall out mostly do so in a row."""
+    turns = sorted(turns)
+    starts = [turn for turn in turns if turn - 1 not in turns]
+    ends = [turn for turn in turns if turn + 1 not in turns]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

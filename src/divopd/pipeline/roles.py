@@ -205,6 +205,7 @@ class LiveLearner:
         self._checkpoint()
 
     def _next_batch(self) -> JournaledBatch:
+        self.waited_s = 0.0
         if self.version < self.store.updates:
             return self.store.batch(self.version)
         start = time.monotonic()
@@ -212,7 +213,7 @@ class LiveLearner:
             if rows and time.monotonic() - start > self.config.learner.max_wait_s:
                 break
             self.role.wait()
-        self.waited_s += time.monotonic() - start
+        self.waited_s = time.monotonic() - start
         return self.store.compose(self.composer, update=self.version, epoch=self.epoch)
 
     def _rows(self) -> int:
