@@ -1,5 +1,6 @@
 # make demo   set up everything and run the main job on the embedded default
 # make test   set up everything and run the tests
+# make test-slow  what needs minutes, a JVM for long, a pretrained model or the official ALFWorld package
 # make check  format, lint, types, direction of imports
 PYTHON ?= python3
 VENV := .venv
@@ -13,6 +14,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
+$(VENV)/slow: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openenv,pretrained]'
+	touch $@
+
+# the official package has GPL parts and compiles for minutes: the native engine's referee lives on its own
+.venv-alfworld/installed: pyproject.toml
+	test -x .venv-alfworld/bin/python || $(PYTHON) -m venv .venv-alfworld
+	.venv-alfworld/bin/python -m pip install --quiet --editable '.[alfworld]' pytest hypothesis
+	touch $@
+
 .PHONY: setup demo test test-slow check format
 
 setup: $(VENV)/installed
@@ -23,8 +34,9 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-test-slow: setup
+test-slow: $(VENV)/slow .venv-alfworld/installed
 	$(BIN)/python -m pytest -m slow
+	.venv-alfworld/bin/python -m pytest -m slow tests/test_alfworld_package.py
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     table = Table("method", "gate", "pool", "what it does", title="Composers (B = 64, c = 4)", title_justify="left")
     for row in rows:
-        table.add_row(row["method"], "yes" if row["gated"] else "no", str(row["pool"]), row["what"])
+        table.add_row(str(row["method"]), "yes" if row["gated"] else "no", str(row["pool"]), str(row["what"]))
     Console().print(table)
     return 0
 
