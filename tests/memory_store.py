@@ -26,7 +26,8 @@ class MemoryStore:
         self.dropped: set[tuple[str, int]] = set()
         self.epoch = self.acknowledged = self.read = 0
 
-    def put(self, rollout: Rollout, *, available_at: int | None = None) -> bool:
+    def put(self, rollout: Rollout, *, available_at: int | None = None, wait_s: float = 0.0) -> bool:
+        del wait_s  # nobody else could make room meanwhile
         if rollout.id in self.rollouts:
             if self.rollouts[rollout.id] != rollout:
                 raise ConflictError(rollout.id)

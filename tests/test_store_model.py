@@ -20,7 +20,7 @@ from memory_store import MemoryStore
 from store_processes import make_rollout
 
 Load = tuple[int, int, int]  # rollouts, turns in each, updates that their policy lags behind
-loads = st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(0, 3))
+loads = st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(0, 4))
 methods = st.sampled_from(list(METHODS))
 caps = st.none() | st.integers(1, 2)
 
@@ -52,8 +52,7 @@ class TwoStores(RuleBasedStateMachine):
         return results[0]
 
     def do_put(self, rollout: Rollout, available_at: int | None = None) -> Any:
-        wait = {Store: {"wait_s": 0.0}, MemoryStore: {}}
-        return self.both(lambda store: store.put(rollout, available_at=available_at, **wait[type(store)]))
+        return self.both(lambda store: store.put(rollout, available_at=available_at, wait_s=0.0))
 
     @rule(load=loads, ahead=st.sampled_from([None, None, None, -1, 0, 1]))
     def put(self, load: Load, ahead: int | None) -> None:
@@ -68,7 +67,7 @@ class TwoStores(RuleBasedStateMachine):
     @rule(load=loads, ahead=st.sampled_from([None, None, None, 1]), method=methods, cap=caps, size=st.integers(1, 6))
     def update(self, load: Load, ahead: int | None, method: str, cap: int | None, size: int) -> None:
         self.put(load, ahead)
-        numbers = {"batch_size": size, "pool_multiplier": 2, "cap": cap, "max_staleness": 2, "max_pending_age": 1}
+        numbers = {"batch_size": size, "pool_multiplier": 2, "cap": cap, "max_staleness": 3, "max_pending_age": 0}
         composer, update = make_composer(method, **numbers), self.store.updates
         for epoch in self.epochs[-2:]:  # the fenced learner tries too
             self.both(lambda store, e=epoch: entry(store.compose(composer, update=update, epoch=e)))
@@ -132,5 +131,5 @@ def entry(composed: Any) -> Any:
 
 TestTwoStores = TwoStores.TestCase
 TestTwoStores.settings = settings(
-    max_examples=30, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
