@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.cli import play
+from divopd.cli import main, play
 from divopd.errors import InputError
 
 ROOM = f"{Path(__file__).parents[1]}/examples/counting_room/counting_room.py:CountingRoom"
@@ -97,3 +97,9 @@ def test_what_cannot_be_played_is_an_error() -> None:
     for arguments in (["alfworld-small", "nope"], ["nowhere"], ["gym", "--policy", "expert"]):
         with pytest.raises(InputError):
             run_play(*arguments)
+
+
+def test_shopping_in_a_browser_is_for_webshop(capsys: pytest.CaptureFixture[str]) -> None:
+    """--web elsewhere is told; in WebShop a page opens (tests/test_webshop_web.py uses it)."""
+    assert main(["play", "alfworld-small", "--web"]) == 2
+    assert "--web is for WebShop" in capsys.readouterr().err

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from divopd.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environment", metavar="ENV", help="a name that `divopd envs` lists, or FILE.py:CLASS")
     parser.add_argument("task", nargs="?", metavar="TASK", help="default: one of the evaluation tasks, by the seed")
     parser.add_argument("--policy", choices=("expert", "random"), help="who acts (default: you)")
+    parser.add_argument("--web", action="store_true", help="shop in a browser instead (WebShop only)")
     parser.add_argument("--seed", type=int, default=0, help="of the random policy and of the choice of a task")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment")
 
@@ -41,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         listed = tasks(args.environment, entry.evaluation_split, **settings)
         task = listed[args.seed % len(listed)]
     environment = make_environment(args.environment, **settings)
+    if args.web:
+        return shop_in_a_browser(environment, task)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     try:
         play(environment, task, make_policy(args, environment, console), horizon=entry.horizon, console=console)
@@ -64,6 +69,17 @@ def play(environment: "Environment", task: str, policy: Policy, *, horizon: int,
         _show(console, f"{turn} > {action}", observation)
     ending = "success" if observation.success else "not solved"
     console.print(f"{ending} after {turn} of {horizon} turns, reward {total:g}", style="bold")
+
+
+def shop_in_a_browser(environment: "Environment", task: str) -> int:
+    """Serve the task as a page on this machine until Ctrl-C."""
+    from divopd.environments.webshop import WebShop
+    from divopd.environments.webshop.web import serve
+
+    if not isinstance(environment, WebShop):
+        raise InputError("--web is for WebShop; other environments are played in the terminal")
+    serve(environment.shop, [task], layout=environment.layout)
+    return 0
 
 
 def make_policy(args: argparse.Namespace, environment: "Environment", console: "Console") -> Policy:
@@ -90,8 +106,6 @@ def _expert(name: str, environment: "Environment") -> Policy:
 
 
 def _random(seed: int) -> Policy:
-    from divopd.errors import InputError
-
     draws = random.Random(seed)
 
     def act(observation: "Observation") -> str:
@@ -146,8 +160,6 @@ def _show(console: "Console", heading: str, observation: "Observation") -> None:
 
 def read_settings(pairs: list[str]) -> dict[str, Any]:
     """`KEY=VALUE` pairs; a value that is JSON is read as such, any other is text."""
-    from divopd.errors import InputError
-
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
