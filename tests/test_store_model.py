@@ -67,7 +67,13 @@ class TwoStores(RuleBasedStateMachine):
     @rule(load=loads, ahead=st.sampled_from([None, None, None, 1]), method=methods, cap=caps, size=st.integers(1, 6))
     def update(self, load: Load, ahead: int | None, method: str, cap: int | None, size: int) -> None:
         self.put(load, ahead)
-        numbers = {"batch_size": size, "pool_multiplier": 2, "cap": cap, "max_staleness": 3, "max_pending_age": 0}
+        numbers = {
+            "batch_size": size,
+            "pool_multiplier": 2,
+            "cap": cap,
+            "max_staleness": 3,
+            "max_pending_age": 2 - size % 3,
+        }
         composer, update = make_composer(method, **numbers), self.store.updates
         for epoch in self.epochs[-2:]:  # the fenced learner tries too
             self.both(lambda store, e=epoch: entry(store.compose(composer, update=update, epoch=e)))
@@ -95,10 +101,13 @@ class TwoStores(RuleBasedStateMachine):
             changed = (*known.turns[:-1], replace(known.turns[-1], reward=2.0))
             self.do_put(known if what == "again" else replace(known, turns=changed))
 
-    @rule(back=st.integers(0, 3), learner=st.integers(1, 2), drop=st.booleans())
-    def checkpoint(self, back: int, learner: int, drop: bool) -> None:
+    @rule(back=st.integers(0, 3), learner=st.integers(1, 2), what=st.sampled_from(["a", "s", "as"]))
+    def acknowledge_and_settle(self, back: int, learner: int, what: str) -> None:
         epoch, update = self.epochs[-learner:][0], self.store.updates - back
-        self.both(lambda store: (store.settle if drop else store.acknowledge)(update, epoch=epoch))
+        if "a" in what:
+            self.both(lambda store: store.acknowledge(update, epoch=epoch))
+        if "s" in what:
+            self.both(lambda store: store.settle(update, epoch=epoch))
 
     @rule(how=st.sampled_from(["second learner", "reopen"]))
     def restart(self, how: Literal["second learner", "reopen"]) -> None:
