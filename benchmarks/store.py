@@ -27,7 +27,8 @@ SIZES = {"5KB": (1000, 50), "23KB": (5000, 140)}  # prompt and response tokens
 TURNS = 15
 WRITERS = (1, 4)
 ROLLOUTS = 60  # a round, by all writers together
-ROUNDS = 3
+PLAIN_ROLLOUTS = 12  # a round of plain SQLite, which takes about as long
+ROUNDS = 7
 UPDATES = 12
 
 
@@ -46,10 +47,10 @@ def run() -> dict:
 
 def _measure(size: str) -> dict[str, Any]:
     rollouts = [_rollout(f"r{number}", size) for number in range(ROLLOUTS)]
-    sides = {"store": _put_into_store, "plain_sqlite": _put_into_plain_sqlite}
+    sides = {"store": (_put_into_store, ROLLOUTS), "plain_sqlite": (_put_into_plain_sqlite, PLAIN_ROLLOUTS)}
     put: dict[str, dict[str, float]] = {
-        name: {f"{writers} writers": _processes(write, rollouts, writers) for writers in WRITERS}
-        for name, write in sides.items()
+        name: {f"{writers} writers": _processes(write, rollouts[:count], writers) for writers in WRITERS}
+        for name, (write, count) in sides.items()
     }
     put["queue"] = {f"{writers} writers": _through_queue(rollouts, writers) for writers in WRITERS}
     return {"put_turns_per_s": put, **_one_process(rollouts, size)}
