@@ -1,8 +1,10 @@
 """The gate of SPEC §2 and the disagreement of §3."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +82,12 @@ def test_disagreement_is_the_sum_over_valid_tokens(tokens: list[tuple[float, flo
     expected = math.fsum(s - t for s, t, a, m in tokens if a and m)
     assert disagreement(one) == pytest.approx(expected, abs=1e-12)
     assert (why_invalid(one) is None) == any(a and m for *_, a, m in tokens)
+
+
+def test_arrays_of_another_framework_serve_as_lists() -> None:
+    """Numpy arrays in a turn are gated and measured like lists."""
+    plain = turn(teacher_mask=[1, 0, 1])
+    names = ("prompt_ids", "response_ids", "student_logprobs", "teacher_logprobs", "action_mask", "teacher_mask")
+    arrays = replace(plain, **{name: np.asarray(getattr(plain, name)) for name in names})
+    assert why_invalid(arrays) is None
+    assert disagreement(arrays) == disagreement(plain)

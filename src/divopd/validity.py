@@ -54,7 +54,7 @@ def valid_mask(turn: Turn) -> Sequence[int]:
 
     Only for turns whose lists are aligned.
     """
-    action = turn.action_mask or ()
+    action = () if turn.action_mask is None else turn.action_mask
     if turn.teacher_mask is None:
         return action
     return [int(a and t) for a, t in zip(action, turn.teacher_mask, strict=True)]
