@@ -18,7 +18,7 @@ import pytest
 from divopd.audits.ledger import audit_ledger
 from divopd.composers import METHODS, Composer, make_composer
 from divopd.composers.arrival import Vanilla
-from divopd.composers.composer import Candidate, Decision, Pick, Settings
+from divopd.composers.composer import Candidate, Decision, Selection, Settings
 from divopd.errors import (
     ConflictError,
     DivopdError,
@@ -218,8 +218,9 @@ def test_only_the_next_update_is_composed(store: Store, update: int) -> None:
 class Twice(Vanilla):
     """A user's composer that selects its first turn twice."""
 
-    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
-        return [*super().select(pool, update=update), Pick(pool[0], 1)]
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
+        selected, passes = super().select(pool, update=update)
+        return Selection([*selected, pool[0]], [*passes, 1])
 
 
 class Forgetful(Vanilla):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from divopd.composers.composer import Candidate, Pick
+from divopd.composers.composer import Candidate, Selection
 from divopd.composers.rollout_first import DivOPD, Group, group_by_rollout, longest_waiting_first, sweep
 
 
@@ -13,7 +13,7 @@ class DivOPDAdaptive(DivOPD):
     While no rollout is about to expire it is exactly divopd; otherwise rollouts go in the order of their deadlines.
     """
 
-    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
         groups = longest_waiting_first(group_by_rollout(pool))
         deadlines = {group[0].rollout: max(map(self.deadline, group)) for group in groups}
         urgent = sum(deadline <= update for deadline in deadlines.values())

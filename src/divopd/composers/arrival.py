@@ -1,6 +1,6 @@
 """Arrival order: what every asynchronous system does today, and three baselines that keep it."""
 
-from divopd.composers.composer import Candidate, Composer, Pick
+from divopd.composers.composer import Candidate, Composer, Selection
 
 
 class Vanilla(Composer):
@@ -9,9 +9,10 @@ class Vanilla(Composer):
     gated = False
     keeps_pending = False
 
-    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
         del update
-        return [Pick(candidate, 1) for candidate in pool[: self.settings.batch_size]]
+        first = pool[: self.settings.batch_size]
+        return Selection(first, [1] * len(first))
 
 
 class VanillaWide(Vanilla):

@@ -49,11 +49,11 @@ def candidate_of(turn: Turn, *, first_seen: int) -> Candidate:
     )
 
 
-class Pick(NamedTuple):
-    """A selected candidate and the pass over the rollouts that took it (1, 2, …)."""
+class Selection(NamedTuple):
+    """Selected candidates in the order of training, and for each the pass over the rollouts that took it (1, 2, …)."""
 
-    candidate: Candidate
-    sweep: int
+    candidates: list[Candidate]
+    passes: list[int]
 
 
 class Decision(NamedTuple):
@@ -123,7 +123,7 @@ class Composer(ABC):
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
         """At most `batch_size` of the pool (valid and fresh enough), in the order of training."""
 
     def weigh(self, selected: list[Candidate], *, update: int) -> list[float]:
@@ -138,8 +138,7 @@ class Composer(ABC):
         eligible = [c for c in pool if c.version >= oldest] if stale else list(pool)
         invalid = [c for c in eligible if c.reason is not None] if self.gated else []  # step 3
         valid = [c for c in eligible if c.reason is None] if invalid else eligible
-        picks = self.select(valid, update=update)  # steps 4-7
-        selected = [candidate for candidate, _ in picks]
+        selected, passes = self.select(valid, update=update)  # steps 4-7
         taken = set(map(id, selected))  # by identity: select() returns candidates of the pool
         left = [c for c in valid if id(c) not in taken]
         born = update - self.settings.max_pending_age  # step 8
@@ -147,7 +146,7 @@ class Composer(ABC):
         return Decision(
             selected=selected,
             weights=self.weigh(selected, update=update),
-            passes=[number for _, number in picks],
+            passes=passes,
             stale=stale,
             invalid=invalid,
             aged_out=aged_out,

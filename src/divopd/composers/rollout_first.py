@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from random import Random
 
-from divopd.composers.composer import Candidate, Composer, Pick
+from divopd.composers.composer import Candidate, Composer, Selection
 
 Group = list[Candidate]
 TURN, FIRST_SEEN, DISAGREEMENT = attrgetter("turn"), attrgetter("first_seen"), attrgetter("disagreement")
@@ -18,7 +18,7 @@ TURN, FIRST_SEEN, DISAGREEMENT = attrgetter("turn"), attrgetter("first_seen"), a
 class RolloutFirst(Composer):
     """Coverage: slots are allocated to rollouts, the longest waiting first, at most `cap` each in the first pass."""
 
-    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
         groups = longest_waiting_first(group_by_rollout(pool))  # step 4
         return sweep(
             groups,
@@ -68,26 +68,28 @@ def by_disagreement(group: Iterable[Candidate]) -> Group:
     return ranked
 
 
-def sweep(groups: list[Group], *, rank: Callable[[Group], Group], size: int, cap: int | None) -> list[Pick]:
+def sweep(groups: list[Group], *, rank: Callable[[Group], Group], size: int, cap: int | None) -> Selection:
     """Visit the groups in order; each gives its best turns up to the cap. Raise the cap by one until the batch is full.
 
     A group is ranked when it is first visited: the groups that the batch never reaches cost nothing.
     """
-    picks: list[Pick] = []
+    selected: list[Candidate] = []
+    passes: list[int] = []
     waiting: list[Group] = groups
     number = 0
     given, limit = 0, cap
-    while waiting and len(picks) < size:
+    while waiting and len(selected) < size:
         number += 1
         unfinished: list[Group] = []
         for group in waiting:
             ranked = rank(group) if number == 1 else group
             stop = len(ranked) if limit is None else limit
-            picks.extend(Pick(candidate, number) for candidate in ranked[given : min(stop, given + size - len(picks))])
-            if len(picks) == size:
+            selected += ranked[given : min(stop, given + size - len(selected))]
+            if len(selected) == size:
                 break
             if stop < len(ranked):
                 unfinished.append(ranked)
         assert limit is not None or not unfinished
+        passes += [number] * (len(selected) - len(passes))
         waiting, given, limit = unfinished, limit or 0, (limit or 0) + 1
-    return picks
+    return Selection(selected, passes)

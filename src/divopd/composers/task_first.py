@@ -3,7 +3,7 @@
 from collections import Counter
 from random import Random
 
-from divopd.composers.composer import Candidate, Composer, Pick
+from divopd.composers.composer import Candidate, Composer, Selection
 
 TURNS_PER_TASK = 3  # first pass
 TOKEN_SHARE_PER_TASK = 0.25  # first pass, of the batch's tokens
@@ -19,7 +19,7 @@ class DivOPDFocus(Composer):
 
     gated = False
 
-    def select(self, pool: list[Candidate], *, update: int) -> list[Pick]:
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
         size = self.settings.batch_size
         groups: dict[str, list[Candidate]] = {}
         for candidate in pool:
@@ -37,8 +37,8 @@ class DivOPDFocus(Composer):
                     turns, tokens = turns + 1, tokens + candidate.tokens
                 else:
                     rest.append(candidate)
-        picks = [Pick(candidate, 1) for candidate in first] + [Pick(candidate, 2) for candidate in rest]
-        return picks[:size]
+        passes = [1] * len(first) + [2] * len(rest)
+        return Selection((first + rest)[:size], passes[:size])
 
     def weigh(self, selected: list[Candidate], *, update: int) -> list[float]:
         del update
