@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from divopd.cli import main, play
 from divopd.errors import InputError
+from divopd.report.printable import MAX_SHOWN, printable
 
 ROOM = f"{Path(__file__).parents[1]}/examples/counting_room/counting_room.py:CountingRoom"
 
@@ -75,14 +76,14 @@ def test_observation_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.Ca
 @given(st.text())
 def test_printable_text_is_printable(text: str) -> None:
     """Whatever the text, what is shown has no control character but newline and tab, and can be encoded."""
-    shown = play.printable(text)
+    shown = printable(text)
     assert all(letter in "\n\t" or letter.isprintable() or letter.isspace() or ord(letter) > 0x9F for letter in shown)
     shown.encode("utf-8")
 
 
 def test_printable_is_capped() -> None:
     """An endless observation does not flood the terminal."""
-    assert len(play.printable("x" * 10_000_000)) < play.MAX_SHOWN + 10
+    assert len(printable("x" * 10_000_000)) < MAX_SHOWN + 10
 
 
 def test_settings_and_their_errors() -> None:

@@ -130,7 +130,8 @@ def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:
-    from divopd.report.run_tables import new_table, plain_console, printable
+    from divopd.report.printable import printable
+    from divopd.report.run_tables import new_table, plain_console
 
     console = plain_console()
     table = new_table("success rate", ["what", "environment", "version", "tasks", "turns", "success\n%"], texts=2)

@@ -3,11 +3,11 @@
 import argparse
 import json
 import random
-import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import InputError
+from divopd.report.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 HELP = "Act in an environment in the terminal, or watch an expert or random actions."
 EXAMPLE = "divopd play alfworld-small --policy expert"
-MAX_SHOWN = 20_000  # characters of an observation
 _LEAVE, _LIST = (":quit", ":q"), ":actions"
 
 Policy = Callable[["Observation"], str | None]  # None: the player leaves
@@ -135,20 +134,6 @@ def _person(console: "Console") -> Policy:
                 return line
 
     return act
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control, format and surrogate characters are shown as escapes."""
-    shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} […]"
-    return "".join(letter if letter in "\n\t" or _is_harmless(letter) else _escape(letter) for letter in shown)
-
-
-def _is_harmless(letter: str) -> bool:
-    return unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
 
 
 def _show(console: "Console", heading: str, observation: "Observation") -> None:

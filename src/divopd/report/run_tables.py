@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from divopd.report.printable import printable
 from divopd.report.run_comparison import CURRENCIES, MethodStanding, RunComparison, Standing
 from divopd.report.runs import Clock
 from divopd.report.seeds import Interval
@@ -32,11 +33,6 @@ def plain_console() -> "Console":
 
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     return Console(markup=False, emoji=False, highlight=False, width=width)
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal."""
-    return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def print_comparison(comparison: RunComparison, *, clock: Clock) -> None:

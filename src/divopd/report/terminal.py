@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from divopd.metrics import final_five, mean_of_last, peak
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
-from divopd.report.run_tables import new_table, plain_console, printable, quantity
+from divopd.report.printable import printable
+from divopd.report.run_tables import new_table, plain_console, quantity
 from divopd.report.runs import RunFigures, read_run
 from divopd.store import Store
 
