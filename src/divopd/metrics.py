@@ -147,12 +147,17 @@ def utilization(available: Iterable[Candidate], selected: Sequence[Candidate], *
         if c.reason is None:
             counts[c.rollout] += 1
     trained = sum(c.tokens for c in selected)
+    return utilization_of_counts(list(counts.values()), scored=scored, trained=trained, reachable=reachable)
+
+
+def utilization_of_counts(counts: Sequence[int], *, scored: int, trained: int, reachable: int) -> Utilization:
+    """The same from the trained turns of every valid rollout, and the tokens of all turns and of the trained ones."""
     size = len(counts)
     return Utilization(
         rollouts=size,
-        never_selected=sum(n == 0 for n in counts.values()) / size if size else 0.0,
+        never_selected=sum(n == 0 for n in counts) / size if size else 0.0,
         unreachable=1 - reachable / size if size else 0.0,
-        gini=gini(list(counts.values())),
+        gini=gini(counts),
         scored_per_trained=scored / trained if trained else 0.0,
     )
 

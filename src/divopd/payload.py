@@ -23,6 +23,7 @@ _LISTS = (
     ("teacher_mask", "B", "0 and 1, or None"),
 )
 _BYTES = {"i": 4, "d": 8, "B": 1}
+OUTCOME_BYTES = _HEADER.size  # the head of a payload, which says how the rollout ended
 _TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS = 1, 2, 4, 8, 16
 
 
@@ -82,6 +83,14 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
         success=bool(flags & _SUCCESS) if flags & _OUTCOME else None,
         rollout_turns=rollout_turns if flags & _ROLLOUT_TURNS else None,
     )
+
+
+def decode_outcome(head: bytes | None) -> tuple[bool | None, float | None]:
+    """(success, reward) from the first bytes of a payload; None where it does not say, or was dropped."""
+    if head is None or len(head) < OUTCOME_BYTES:
+        return None, None
+    flags, *_, reward, _ = _HEADER.unpack_from(head)
+    return bool(flags & _SUCCESS) if flags & _OUTCOME else None, reward if flags & _REWARD else None
 
 
 def digest_of(*parts: bytes) -> bytes:

@@ -27,7 +27,7 @@ _LIGHT = """t.arrival, r.id, t.turn, r.task, r.version, r.available_at, t.reason
     t.valid_tokens, t.first_seen, t.fate, t.fate_update"""
 _FATES = frozenset(Account._fields[1:])
 # CROSS JOIN fixes the order of the loops: the first table leads
-_BY_ARRIVAL = f"SELECT {_LIGHT} FROM turns t CROSS JOIN rollouts r ON r.number = t.rollout "
+BY_ARRIVAL = f"SELECT {_LIGHT} FROM turns t CROSS JOIN rollouts r ON r.number = t.rollout "
 _BY_ROLLOUT = f"SELECT {_LIGHT} FROM rollouts r CROSS JOIN turns t ON t.rollout = r.number "
 # a blob above the limit is never brought into memory
 _PAYLOAD = f"""SELECT t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTES} THEN p.payload END
@@ -129,7 +129,7 @@ class StoreReader:
         condition = "WHERE t.first_seen <= ? AND (t.fate_update IS NULL OR t.fate_update > ?) ORDER BY t.arrival"
         with self.snapshot():
             self._check_journaled(update)
-            return self._stored(_BY_ARRIVAL + condition, update, update)
+            return self._stored(BY_ARRIVAL + condition, update, update)
 
     def rollouts(self, *, available_by: int) -> int:
         """How many rollouts had arrived when this update was composed, or by now if it was not."""
@@ -168,7 +168,7 @@ class StoreReader:
         after = 0
         while True:
             with self.snapshot():
-                chunk = self._stored(_BY_ARRIVAL + f"WHERE t.arrival > ? ORDER BY t.arrival LIMIT {CHUNK}", after)
+                chunk = self._stored(BY_ARRIVAL + f"WHERE t.arrival > ? ORDER BY t.arrival LIMIT {CHUNK}", after)
             if not chunk:
                 return
             yield from chunk
@@ -310,8 +310,8 @@ class StoreReader:
 
     def _read_pool(self, composer: Composer, update: int) -> list[StoredTurn]:
         """Pending turns, then those read now, each in arrival order."""
-        pending = self._stored(_BY_ARRIVAL + "WHERE t.fate = 'pending' ORDER BY t.arrival")
-        queue = self._db.execute(_BY_ARRIVAL + "WHERE t.arrival > ? ORDER BY t.arrival", (self._watermark(),))
+        pending = self._stored(BY_ARRIVAL + "WHERE t.fate = 'pending' ORDER BY t.arrival")
+        queue = self._db.execute(BY_ARRIVAL + "WHERE t.arrival > ? ORDER BY t.arrival", (self._watermark(),))
         fresh = read_fresh(map(_stored_turn, queue), composer=composer, update=update, pending=pending)
         queue.close()
         return pending + fresh

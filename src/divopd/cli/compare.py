@@ -23,9 +23,9 @@ def run(args: argparse.Namespace) -> int:
     if args.figure and args.figure.suffix not in PICTURES:
         raise InputError(f"--figure {args.figure}: expected a name that ends in {', '.join(PICTURES)}")
     from divopd.report.run_comparison import compare_runs
-    from divopd.report.runs import read_run
+    from divopd.report.runs import named_runs, read_run
 
-    runs = [read_run(path, name=name) for name, path in _named(args.runs).items()]
+    runs = [read_run(path, name=name) for name, path in named_runs(args.runs).items()]
     comparison = compare_runs(runs)
     if args.json:
         print(json.dumps(comparison.as_json()))
@@ -39,10 +39,3 @@ def run(args: argparse.Namespace) -> int:
         draw_curves(runs, args.figure, target=comparison.target)
         print(f"picture: {args.figure}", file=sys.stderr)
     return 0
-
-
-def _named(paths: list[Path]) -> dict[str, Path]:
-    """The last part of each path, or the whole path where two end alike; a run that was given twice counts once."""
-    whole = list(dict.fromkeys((path.parent if path.is_file() else path).resolve() for path in paths))
-    ends = [path.name for path in whole]
-    return {path.name if ends.count(path.name) == 1 else str(path): path for path in whole}

@@ -3,15 +3,11 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
-from divopd.journal import JournalEntry, StoredTurn
 from divopd.store import Store
 
 HELP = "Tell what became of every turn of a rollout, and why."
 EXAMPLE = "divopd why runs/mine e1.7-42"
-
-ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,97 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Store.open_read_only(args.run) as store, store.snapshot():
-        turns = store.turns_of(args.rollout)
-        left_at = {turn.fate.update for turn in turns if turn.fate.update is not None}
-        entries = {update: store.journal(update) for update in left_at}
-    sentences = [sentence(t, None if t.fate.update is None else entries[t.fate.update]) for t in turns]
-    first = turns[0]
+    from divopd.report.fates import counted, why
+
+    with Store.open_read_only(args.run) as store:
+        told = why(store, args.rollout)
     if args.json:
-        print(json.dumps(_as_json(turns, sentences)))
+        print(json.dumps(told))
         return 0
     print(
-        f"rollout {first.rollout}: {_count(len(turns), 'turn')} of task {first.task!r}, "
-        f"by policy version {first.version}, in the queue from update {first.available_at} on"
+        f"rollout {told['rollout']}: {counted(len(told['turns']), 'turn')} of task {told['task']!r}, "
+        f"by policy version {told['version']}, in the queue from update {told['available_at']} on"
     )
-    for text in sentences:
-        print(f"  {text}")
+    for turn in told["turns"]:
+        print(f"  {turn['sentence']}")
     return 0
-
-
-def sentence(turn: StoredTurn, entry: JournalEntry | None) -> str:
-    """The fate of a turn; `entry` is the journal of the update at which it left, None if it has not left."""
-    valid = turn.reason is None
-    about = f"disagreement {turn.disagreement:.2f}" if valid else f"invalid: {turn.reason}"
-    subject = f"turn {turn.turn} ({about}, {_count(turn.valid_tokens if valid else turn.tokens, 'token')})"
-    if entry is None:
-        if turn.first_seen is None:
-            return f"{subject} is queued: no update has read it yet"
-        return f"{subject} is pending since update {turn.first_seen}"
-    update, settings = entry.update, entry.settings
-    waited = update - (turn.first_seen if turn.first_seen is not None else update)
-    if turn.fate.kind == "trained":
-        how = "was trained" if valid else "took a slot as a dead row"
-        return f"{subject} {how} in update {update}, {_after(waited)}, as {_place(turn, entry)}"
-    if turn.fate.kind == "stale":
-        oldest = max(update - settings.max_staleness, 0)
-        was = "was stale when it was read" if not waited else f"became stale, {_after(waited)},"
-        return f"{subject} {was} at update {update}: its policy version {turn.version} is below {oldest}"
-    if turn.fate.kind == "aged_out":
-        return (
-            f"{subject} aged out at update {update}: pending since update {turn.first_seen}, "
-            f"longer than {_updates(settings.max_pending_age)}"
-        )
-    return f"{subject} was discarded at update {update}, when it was read"
-
-
-def _place(turn: StoredTurn, entry: JournalEntry) -> str:
-    """Which of its rollout's turns it was, in the pass over the rollouts that took it."""
-    number = entry.passes[entry.selected.index(turn.key)]
-    together = [
-        key
-        for key, other in zip(entry.selected, entry.passes, strict=True)
-        if key[0] == turn.rollout and other == number
-    ]
-    which = (
-        f"the {_nth(together.index(turn.key) + 1)} of {len(together)} turns" if len(together) > 1 else "the only turn"
-    )
-    name = f"the {ORDINALS[number - 1]} pass" if number <= len(ORDINALS) else f"pass {number}"
-    return f"{which} its rollout gave in {name}"
-
-
-def _after(waited: int) -> str:
-    return f"{_updates(waited)} after it was first seen" if waited else "when it was first seen"
-
-
-def _updates(count: int) -> str:
-    return "one update" if count == 1 else _count(count, "update")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _nth(number: int) -> str:
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
-
-
-def _as_json(turns: list[StoredTurn], sentences: list[str]) -> dict[str, Any]:
-    first = turns[0]
-    rows = [
-        {
-            "turn": turn.turn,
-            "fate": turn.fate.kind,
-            "update": turn.fate.update,
-            "reason": turn.reason,
-            "first_seen": turn.first_seen,
-            "disagreement": turn.disagreement,
-            "tokens": turn.tokens,
-            "valid_tokens": turn.valid_tokens,
-            "sentence": text,
-        }
-        for turn, text in zip(turns, sentences, strict=True)
-    ]
-    about = {"rollout": first.rollout, "task": first.task, "version": first.version}
-    return {**about, "available_at": first.available_at, "turns": rows}

@@ -1,18 +1,20 @@
 """One run's folder as the figures that a comparison, a picture or a summary needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from divopd.composers.adaptive import offline_bound
+from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
 from divopd.errors import InputError, NotAStoreError
 from divopd.journal import Account
-from divopd.metrics import BatchFigures, Utilization, utilization
-from divopd.replay import Recorded, Recording, bound
+from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
 from divopd.report.gauge import elapsed_s
-from divopd.store import Store, StoreReader, store_path
+from divopd.store import store_path
+from divopd.store_views import StoreViews
 
 Clock = Literal["virtual", "wall"]
 
@@ -63,21 +65,27 @@ class RunFigures:
         return [(evaluated.version, evaluated.success_rate) for evaluated in self.evaluations]
 
 
+def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """The last part of each path, or the whole path where two end alike; a run that was given twice counts once."""
+    whole = list(dict.fromkeys((path.parent if path.is_file() else path).resolve() for path in paths))
+    ends = [path.name for path in whole]
+    return {path.name if ends.count(path.name) == 1 else str(path): path for path in whole}
+
+
 def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
     """Read a run, a finished one or one that still goes on; an InputError if it has not made an update yet."""
     path = store_path(run)
     folder = path.parent
-    stored = folder / "config.yaml"
-    with Store.open_read_only(path) as store, store.snapshot():
+    with StoreViews.open(path) as store, store.snapshot():
         updates, evaluations = store.figures("update"), store.figures("evaluation")
         if not store.updates or not updates:
             raise InputError(f"{folder}: this run has not recorded an update; expected a run of `divopd train`")
         settings = store.journal(0).settings
-        used, account = _utilization(store, settings.batch_size, settings.max_staleness), store.account()
+        used, account = utilization_so_far(store, settings), store.account()
     try:
-        costs = dict(zip((update + 1 for update in updates), _costs(updates), strict=True)) | {0: Costs()}
+        costs = costs_by_version(updates)
         evaluated = tuple(
-            Evaluated(version, figures["success_rate"], costs[max(known for known in costs if known <= version)])
+            Evaluated(version, figures["success_rate"], costs_at(version, costs))
             for version, figures in evaluations.items()
         )
         batches = tuple(
@@ -90,7 +98,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         folder=folder,
         method=settings.method,
         seed=settings.seed,
-        config=read_layers(stored, ()).data if stored.exists() else {},
+        config=stored_config(folder),
         clock="virtual" if "virtual_s" in next(iter(updates.values())) else "wall",
         evaluations=evaluated,
         batches=batches,
@@ -100,30 +108,43 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
     )
 
 
-def _costs(updates: Mapping[int, Mapping[str, Any]]) -> list[Costs]:
-    """The costs after each update.
+def stored_config(folder: Path) -> dict[str, Any]:
+    """The configuration that a run was started with; empty if it has none, as a replay."""
+    stored = folder / "config.yaml"
+    return read_layers(stored, ()).data if stored.exists() else {}
+
+
+def costs_by_version(updates: Mapping[int, Mapping[str, Any]]) -> dict[int, Costs]:
+    """The costs of every version that updates have made, from their figures; version 0 cost nothing.
 
     An evaluation belongs to its version, so it costs what the version had cost, however late it was played. On the
     virtual clock the learner's seconds are virtual too: those in which it did not wait.
     """
     waited = accumulate(figures["waited_s"] for figures in updates.values())
-    return [
-        Costs(
+    return {0: Costs()} | {
+        update + 1: Costs(
             learner_s=figures["virtual_s"] - idle if "virtual_s" in figures else figures["learner_s"],
             elapsed_s=elapsed_s(figures),
             **figures["spent"],
         )
-        for figures, idle in zip(updates.values(), waited, strict=True)
-    ]
+        for (update, figures), idle in zip(updates.items(), waited, strict=True)
+    }
 
 
-def _utilization(store: StoreReader, batch_size: int, max_staleness: int) -> Utilization:
-    """What the run trained of the experience that was there for it, beside the bound."""
+def costs_at(version: int, costs: Mapping[int, Costs]) -> Costs:
+    """The costs of a version, or of the last one before it whose figures were recorded."""
+    return costs[version] if version in costs else costs[max(known for known in costs if known <= version)]
+
+
+def utilization_so_far(store: StoreViews, settings: Settings) -> Utilization:
+    """What a run trained of the experience that was there for it, beside the bound."""
     updates = store.updates
-    turns = [turn for turn in store.stored_turns() if turn.available_at < updates]
-    recording = Recording([Recorded(t.candidate(update=updates), t.available_at, None) for t in turns], updates)
-    trained = [
-        recorded.candidate for recorded, t in zip(recording.turns, turns, strict=True) if t.fate.kind == "trained"
-    ]
-    reachable = bound(recording, batch_size=batch_size, max_staleness=max_staleness, updates=updates)
-    return utilization((recorded.candidate for recorded in recording.turns), trained, reachable=reachable)
+    rollouts = store.rollout_tallies(available_before=updates)
+    valid = [rollout for rollout in rollouts if rollout.valid_turns]
+    windows = [(rollout.available_at, rollout.version + settings.max_staleness) for rollout in valid]
+    return utilization_of_counts(
+        [rollout.trained_turns for rollout in valid],
+        scored=sum(rollout.scored_tokens for rollout in rollouts),
+        trained=sum(rollout.trained_tokens for rollout in rollouts),
+        reachable=offline_bound(windows, batch_size=settings.batch_size, updates=updates),
+    )

@@ -1,0 +1,178 @@
+"""Counts and pages over a whole store, each by one query: what a page can show of a run with very many turns."""
+
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from divopd.composers.composer import Settings
+from divopd.errors import InputError
+from divopd.journal import StoredTurn
+from divopd.payload import OUTCOME_BYTES, decode_outcome
+from divopd.store_reader import BY_ARRIVAL, FigureKind, StoreReader
+from divopd.store_schema import connect, store_path
+from divopd.turns import FateKind
+
+FATES: tuple[FateKind, ...] = get_args(FateKind)
+# what a page of rollouts can be sorted by; nothing of a request becomes SQL
+_ORDERS = {"arrival": "r.number", "turns": "r.turns", "disagreement": "disagreement", **{fate: fate for fate in FATES}}
+_TALLY = ", ".join(f"sum(t.fate = '{fate}') AS {fate}" for fate in FATES)
+_WITH_FATE = "EXISTS (SELECT 1 FROM turns f WHERE f.rollout = r.number AND f.fate = :fate)"
+_NAMED = "(instr(lower(r.id), lower(:text)) OR instr(lower(r.task), lower(:text)))"
+
+
+class Cursor(NamedTuple):
+    """How far a store has got: equal cursors, nothing new."""
+
+    updates: int
+    turns: int
+    evaluations: int
+    figures: int
+    events: int
+
+
+class RolloutTally(NamedTuple):
+    """How much of one rollout could be trained, and was. Tokens are of all its turns, of the trained ones."""
+
+    version: int
+    available_at: int
+    valid_turns: int
+    trained_turns: int  # without dead rows
+    scored_tokens: int
+    trained_tokens: int
+
+
+class DepthTally(NamedTuple):
+    """The turns at one depth with one fate."""
+
+    turn: int
+    fate: FateKind
+    turns: int
+    valid_turns: int
+    valid_tokens: int
+    disagreement: float  # summed over the valid ones
+
+
+class RolloutRow(NamedTuple):
+    """One line of a list of rollouts. `success` and `reward` are None where nobody knows."""
+
+    rollout: str
+    task: str
+    version: int
+    available_at: int
+    turns: int
+    tokens: int
+    disagreement: float | None  # the largest of its valid turns
+    fates: dict[FateKind, int]
+    success: bool | None
+    reward: float | None
+
+
+class RolloutPage(NamedTuple):
+    """Some rollouts of `total` that fit."""
+
+    rows: list[RolloutRow]
+    total: int
+
+
+class StoreViews(StoreReader):
+    """The store of a run as a page looks at it."""
+
+    @staticmethod
+    def open(run: Path | str) -> "StoreViews":
+        """Open the store of a run for reading; see StoreReader.open_read_only."""
+        path = store_path(run)
+        return StoreViews(path, connect(path, mode="ro"))
+
+    def cursor(self) -> Cursor:
+        with self.snapshot():
+            turns = self._one("SELECT max(arrival) FROM turns", default=0)
+            events = self._one("SELECT max(number) FROM events", default=0)
+            counts = dict(self._db.execute("SELECT kind, count(*) FROM figures GROUP BY kind").fetchall())
+            return Cursor(self.updates, turns, counts.get("evaluation", 0), counts.get("update", 0), events)
+
+    def settings(self) -> Settings | None:
+        """The settings of the last batch; None before there is one."""
+        with self.snapshot():
+            return self.journal(self.updates - 1).settings if self.updates else None
+
+    def reasons(self) -> dict[str, int]:
+        """How many turns were discarded as invalid, by reason."""
+        query = "SELECT reason, count(*) FROM turns WHERE fate = 'invalid' GROUP BY reason ORDER BY count(*) DESC"
+        with self.snapshot():
+            return {str(reason): count for reason, count in self._db.execute(query)}
+
+    def rollout_tallies(self, *, available_before: int) -> list[RolloutTally]:
+        """Every rollout that had arrived before this update was composed."""
+        query = """SELECT r.version, r.available_at, sum(t.reason IS NULL),
+                sum(t.reason IS NULL AND t.fate = 'trained'), sum(t.tokens),
+                sum(CASE WHEN t.fate = 'trained' THEN t.tokens ELSE 0 END)
+            FROM rollouts r JOIN turns t ON t.rollout = r.number WHERE r.available_at < ? GROUP BY r.number"""
+        with self.snapshot():
+            return [RolloutTally(*row) for row in self._db.execute(query, (available_before,))]
+
+    def depth_tallies(self) -> list[DepthTally]:
+        """Turns by their place in the rollout and their fate, the first turn first."""
+        query = """SELECT turn, fate, count(*), sum(reason IS NULL),
+                sum(CASE WHEN reason IS NULL THEN valid_tokens ELSE 0 END),
+                sum(CASE WHEN reason IS NULL THEN disagreement ELSE 0.0 END)
+            FROM turns GROUP BY turn, fate ORDER BY turn"""
+        with self.snapshot():
+            return [DepthTally(*row) for row in self._db.execute(query)]
+
+    def ages(self) -> dict[int, int]:
+        """How many trained turns were so many policy versions old."""
+        query = """SELECT t.fate_update - r.version AS age, count(*)
+            FROM turns t JOIN rollouts r ON r.number = t.rollout
+            WHERE t.fate = 'trained' GROUP BY age ORDER BY age"""
+        with self.snapshot():
+            return dict(self._db.execute(query).fetchall())
+
+    def waits(self) -> dict[int, int]:
+        """How many trained turns had been pending for so many updates."""
+        query = """SELECT fate_update - first_seen AS wait, count(*) FROM turns
+            WHERE fate = 'trained' GROUP BY wait ORDER BY wait"""
+        with self.snapshot():
+            return dict(self._db.execute(query).fetchall())
+
+    def trained(self, *, first: int, last: int) -> dict[int, list[StoredTurn]]:
+        """The trained turns of these updates, both included, in arrival order."""
+        condition = "WHERE t.fate = 'trained' AND t.fate_update BETWEEN ? AND ? ORDER BY t.arrival"
+        with self.snapshot():
+            turns = self._stored(BY_ARRIVAL + condition, first, last)
+        batches: dict[int, list[StoredTurn]] = {update: [] for update in range(first, last + 1)}
+        for turn in turns:
+            batches[turn.fate.update or 0].append(turn)
+        return batches
+
+    def figures_after(self, kind: FigureKind, number: int) -> dict[int, dict[str, Any]]:
+        """Recorded figures with a higher number than this one."""
+        query = "SELECT number, json, digest FROM figures WHERE kind = ? AND number > ? ORDER BY number"
+        with self.snapshot():
+            rows = self._db.execute(query, (kind, number))
+            return {n: self._json(text, digest, kind, n) for n, text, digest in rows}
+
+    def rollout_page(
+        self, *, first: int, count: int, order: str = "arrival", fate: str | None = None, text: str = ""
+    ) -> RolloutPage:
+        """Rollouts of which some turn has this fate, and whose id or task holds this text.
+
+        `order` names a column; with a minus before it the largest come first.
+        """
+        column = order.removeprefix("-")
+        if column not in _ORDERS or not (fate is None or fate in FATES):
+            raise InputError(f"order {order!r}, fate {fate!r}; expected {', '.join(_ORDERS)}; a fate or none")
+        conditions = ([_WITH_FATE] if fate else []) + ([_NAMED] if text else [])
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        page = f"""SELECT r.id, r.task, r.version, r.available_at, r.turns, sum(t.tokens),
+                max(CASE WHEN t.reason IS NULL THEN t.disagreement END) AS disagreement, {_TALLY}, min(t.arrival)
+            FROM rollouts r JOIN turns t ON t.rollout = r.number {where} GROUP BY r.number
+            ORDER BY {_ORDERS[column]} {"DESC" if order != column else "ASC"}, r.number LIMIT :count OFFSET :first"""
+        head = f"SELECT substr(payload, 1, {OUTCOME_BYTES}) FROM payloads WHERE arrival = ?"
+        values: dict[str, Any] = {"first": first, "count": count, "fate": fate, "text": text}
+        with self.snapshot():
+            total = self._db.execute(f"SELECT count(*) FROM rollouts r {where}", values).fetchone()[0]
+            rows = [
+                RolloutRow(*light, dict(zip(FATES, fates, strict=True)), *decode_outcome(self._one(head, arrival)))
+                for *row, arrival in self._db.execute(page, values).fetchall()
+                for light, fates in [(row[:7], row[7:])]
+            ]
+        return RolloutPage(rows, total)
