@@ -1,0 +1,101 @@
+"""Cost: what explorers, teacher and learner spent, and what became of the tokens that the teacher scored.
+
+The paper counts the learner's side and leaves the others open. On the virtual clock all seconds follow from the stated
+costs; on the live clock only the learner's were measured, and the others are left out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from divopd.config_files import read_layers
+from divopd.errors import InputError
+from divopd.store import Store, StoreReader, is_store
+
+FATES = ("trained", "stale", "aged_out", "invalid", "pending", "queued")
+
+
+@dataclass(frozen=True)
+class CostAudit:
+    """Tokens are counted as the paper does (every row whole) unless the name says otherwise."""
+
+    updates: int
+    trained_tokens: int
+    computed_tokens: int  # read by the learner, shared prefixes once
+    scored_tokens: int  # by the teacher
+    read_tokens: int  # by the teacher, each rollout read once
+    generated_tokens: int
+    scored_by_fate: dict[str, int]
+    elapsed_s: float
+    learner_s: float  # training
+    waited_s: float  # the learner, for a batch
+    explorer_s: float | None  # summed over the rollouts in flight; None: the clock does not say
+    teacher_s: float | None
+    stages_s: dict[str, float]  # real seconds of the learner by stage
+
+    @property
+    def scored_per_trained(self) -> float:
+        return self.scored_tokens / max(1, self.trained_tokens)
+
+    @property
+    def never_trained_share(self) -> float:
+        """Of the scored tokens."""
+        return 1 - self.scored_by_fate["trained"] / max(1, self.scored_tokens)
+
+
+def audit_cost(run: Path) -> CostAudit:
+    """Account for a run of `divopd train`; a recording has neither fates nor a clock and is refused."""
+    if not (run.is_dir() or is_store(run)):
+        raise InputError(
+            f"{run}: a recording has no fates and no clock, so its cost cannot be told; expected a run (for scored per "
+            "trained tokens by method: divopd audit utilization)"
+        )
+    with Store.open_read_only(run) as store, store.snapshot():
+        updates = store.figures("update")
+        if not updates:
+            raise InputError(f"{run}: this run has not recorded an update; expected a run of `divopd train`")
+        return _account(store, updates, _stated_costs(run))
+
+
+def _account(store: StoreReader, updates: Mapping[int, Mapping[str, Any]], costs: Mapping[str, float]) -> CostAudit:
+    fates: Counter[str] = Counter()
+    longest: dict[str, int] = {}
+    turns = 0
+    for turn in store.stored_turns():
+        fates[turn.fate.kind] += turn.tokens
+        longest[turn.rollout] = max(longest.get(turn.rollout, 0), turn.tokens)
+        turns += 1
+    last, read = updates[max(updates)], sum(longest.values())
+    waited = sum(figures["waited_s"] for figures in updates.values())
+    virtual = "virtual_s" in last
+    stages: Counter[str] = Counter()
+    for figures in updates.values():
+        stages.update(figures["learner"]["seconds"])
+    acting = {
+        "rollout_s": len(longest),
+        "environment_step_s": turns,
+        "read_token_s": read,
+        "generated_token_s": last["spent"]["generated_tokens"],
+    }
+    return CostAudit(
+        updates=len(updates),
+        trained_tokens=last["spent"]["trained_tokens"],
+        computed_tokens=last["spent"]["computed_tokens"],
+        scored_tokens=fates.total(),
+        read_tokens=read,
+        generated_tokens=last["spent"]["generated_tokens"],
+        scored_by_fate={fate: fates[fate] for fate in FATES},
+        elapsed_s=last["virtual_s"] if virtual else last["wall_s"],
+        learner_s=last["virtual_s"] - waited if virtual else last["learner_s"],
+        waited_s=waited,
+        explorer_s=sum(costs[name] * count for name, count in acting.items()) if virtual and costs else None,
+        teacher_s=costs["scored_token_s"] * read if virtual and costs else None,
+        stages_s=dict(stages),
+    )
+
+
+def _stated_costs(run: Path) -> Mapping[str, float]:
+    stored = (run if run.is_dir() else run.parent) / "config.yaml"
+    return read_layers(stored, ()).data.get("costs", {}) if stored.exists() else {}
