@@ -113,7 +113,9 @@ def test_the_teacher_recovers_a_stuck_student(codec: Codec) -> None:
     """Patience 2: the student waits twice, the teacher acts; its turns are in the history and are no rows."""
     recovering = acting(codec, recovery=Recovery(patience=2, takeover=2))
     student, teacher = Parrot(codec, "north"), Parrot(codec, "go")
-    played = play(starts(1, depth=9), recovering, student=student, teacher=teacher, environments=[Corridor()])
+    played = play(
+        starts(1, depth=9), recovering, student=student, teacher_of=lambda task: teacher, environments=[Corridor()]
+    )
     actors = [turn.actor for turn in played[0].turns]
     assert actors == ["student", "student", "teacher", "student", "student", "teacher", "student", "student", "student"]
     rows = rows_of(played[0], name="r0", version=0)

@@ -66,4 +66,5 @@ def _evaluate(
     in_flight = min(setting.in_flight, len(tasks))
     environments = [make_environment(setting.environment, **setting.settings) for _ in range(in_flight)]
     starts = [Start(number, task, depth) for number, task in enumerate(tasks)]
-    return Evaluation(tuple(play(starts, acting, student=student, teacher=teacher, environments=environments)))
+    teacher_of = None if teacher is None else lambda task: teacher
+    return Evaluation(tuple(play(starts, acting, student=student, teacher_of=teacher_of, environments=environments)))

@@ -4,7 +4,7 @@ A policy that keeps its cache between calls reads only what is new. A response d
 rollout number, turn), never on what runs beside it, to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -77,17 +77,16 @@ def play(
     acting: Acting,
     *,
     student: Policy,
-    teacher: Policy | None = None,
+    teacher_of: Callable[[str], Policy] | None = None,
     environments: Sequence[Environment],
     finished: Callable[[Played], None] = lambda played: None,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> list[Played]:
     """Play every start to its end, as many at once as there are environments; results in the order of the starts.
 
-    `finished` gets each rollout as soon as it is over, `heartbeat` is called once a turn. The teacher acts only where
-    `acting` says so.
+    `finished` gets each rollout as soon as it is over, `heartbeat` is called once a turn. The teacher of a rollout's
+    task acts only where `acting` says so.
     """
-    policies: dict[Actor, Policy | None] = {"student": student, "teacher": teacher}
     waiting = iter(starts)
     active: list[_InFlight] = []
     over: dict[int, Played] = {}
@@ -103,9 +102,7 @@ def play(
         if not active and len(over) == len(starts):
             return [over[start.number] for start in starts]
         heartbeat()
-        for actor, rollouts in _by_actor(active):
-            policy = policies[actor]
-            assert policy is not None, "recovery needs a teacher"
+        for policy, rollouts in _by_policy(active, student, teacher_of):
             prompts = [rollout.conversation.prompt() for rollout in rollouts]
             responses = policy.respond(
                 [prompt.ids for prompt in prompts],
@@ -114,7 +111,7 @@ def play(
                 seeds=[rollout.sampling_seed for rollout in rollouts],
             )
             for rollout, prompt, response in zip(rollouts, prompts, responses, strict=True):
-                rollout.act(actor, prompt, response)
+                rollout.act(prompt, response)
 
 
 class _InFlight:
@@ -147,8 +144,8 @@ class _InFlight:
         entropy = [self.acting.seed, self.start.number, len(self.turns)]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
-    def act(self, actor: Actor, prompt: Prompt, response: Response) -> None:
-        style = self.acting.style
+    def act(self, prompt: Prompt, response: Response) -> None:
+        style, actor = self.acting.style, self.actor
         action = style.parse(self.acting.codec.decode(response.ids))
         before = self.seen
         try:
@@ -166,10 +163,18 @@ class _InFlight:
         return Played(self.start, self.first, tuple(self.turns), self.failure)
 
 
-def _by_actor(active: Sequence[_InFlight]) -> Iterator[tuple[Actor, list[_InFlight]]]:
-    for actor in ("student", "teacher"):
-        if rollouts := [rollout for rollout in active if rollout.actor == actor]:
-            yield actor, rollouts
+def _by_policy(
+    active: Sequence[_InFlight], student: Policy, teacher_of: Callable[[str], Policy] | None
+) -> list[tuple[Policy, list[_InFlight]]]:
+    """Who acts in which rollouts: each policy responds to all of its prompts at once."""
+    shares: dict[int, tuple[Policy, list[_InFlight]]] = {}
+    for rollout in active:
+        policy = student
+        if rollout.actor == "teacher":
+            assert teacher_of is not None, "a teacher is to act, and there is none"
+            policy = teacher_of(rollout.start.task)
+        shares.setdefault(id(policy), (policy, []))[1].append(rollout)
+    return list(shares.values())
 
 
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:

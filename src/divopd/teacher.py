@@ -1,16 +1,81 @@
 """The frozen teacher: it scores the student's own tokens, a rollout in one pass (SPEC §6.2), and the preflight."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 import numpy as np
 
-from divopd.errors import AlignmentError
-from divopd.models.policy import Policy
+from divopd.errors import AlignmentError, TeacherAwayError
+from divopd.models.policy import Policy, Response
 from divopd.turns import Rollout, Turn
 
 TOLERANCE = 1e-3  # nats; rounding between two ways of reading the same tokens
+ROUGH_TOLERANCE = 0.25  # in half precision, or where other kernels score than generate
+RETRY_S = 1.0
+AWAY_LIMIT_S = 3600.0  # a teacher that stays away for longer does not come back by itself
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Who teaches which task: the first pattern that fits its name counts, then the default."""
+
+    default: Policy
+    by_task: Mapping[str, Policy] = field(default_factory=dict)
+
+    def of(self, task: str) -> Policy:
+        """The teacher of a task."""
+        return next((other for pattern, other in self.by_task.items() if fnmatchcase(task, pattern)), self.default)
+
+    def shares(self, rollouts: Sequence[Rollout]) -> list[tuple[Policy, list[Rollout]]]:
+        """The rollouts of each teacher, in order."""
+        shares: dict[int, tuple[Policy, list[Rollout]]] = {}
+        for rollout in rollouts:
+            teacher = self.of(rollout.task)
+            shares.setdefault(id(teacher), (teacher, []))[1].append(rollout)
+        return list(shares.values())
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Every rollout scored by its teacher, in order."""
+        scored = {r.id: r for teacher, share in self.shares(rollouts) for r in score_rollouts(teacher, share)}
+        return [scored[rollout.id] for rollout in rollouts]
+
+    def waited_for(self, waiting: Callable[[TeacherAwayError], None]) -> "Teachers":
+        """The same teachers; while one cannot be reached, its callers wait, and `waiting` hears of every try."""
+        others = {pattern: Awaited(other, waiting) for pattern, other in self.by_task.items()}
+        return Teachers(Awaited(self.default, waiting), others)
+
+
+class Awaited:
+    """A policy that is asked again while it cannot be reached, for an hour at most: then the error is the caller's."""
+
+    def __init__(self, policy: Policy, waiting: Callable[[TeacherAwayError], None]) -> None:
+        self.policy, self.waiting = policy, waiting
+
+    def respond(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+    ) -> list[Response]:
+        wish = {"temperature": temperature, "max_tokens": max_tokens, "seeds": seeds}
+        return self._until_there(lambda: self.policy.respond(prompts, **wish))
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[list[np.ndarray]]:
+        return self._until_there(lambda: self.policy.score(sequences, spans))
+
+    def _until_there(self, ask: Callable[[], T]) -> T:
+        limit = time.monotonic() + AWAY_LIMIT_S
+        while True:
+            try:
+                return ask()
+            except TeacherAwayError as error:
+                if time.monotonic() > limit:
+                    raise
+                self.waiting(error)
+            time.sleep(RETRY_S)
 
 
 def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -65,24 +130,28 @@ def check_vocabularies(student: Any, teacher: Any) -> None:
             )
 
 
-def check_alignment(student: Policy, *, prompt: Sequence[int], max_tokens: int) -> float:
-    """Let the student score its own response as a teacher would; returns the largest difference.
+def check_alignment(
+    policy: Policy, *, role: str, prompt: Sequence[int], max_tokens: int, tolerance: float = TOLERANCE
+) -> float:
+    """Let a model score its own response as a teacher would; returns the largest difference.
 
     With teacher = student the advantage must be 0 everywhere, and a shift by one token must be seen. An AlignmentError
     says which of the two does not hold.
     """
-    [response] = student.respond([prompt], temperature=1.0, max_tokens=max(max_tokens, 2), seeds=[0])
+    [response] = policy.respond([prompt], temperature=1.0, max_tokens=max(max_tokens, 2), seeds=[0])
     whole, start = [*prompt, *response.ids], len(prompt)
-    [[own]] = student.score([whole], [[(start, len(whole))]])
+    [[own]] = policy.score([whole], [[(start, len(whole))]])
     worst = float(np.abs(own - response.logprobs).max())
-    if worst > TOLERANCE:
+    if not worst <= tolerance:
         raise AlignmentError(
-            f"the student's own score of its response differs from what it sampled by {worst:.3g} nats; expected at "
-            f"most {TOLERANCE}: scoring and generation do not read the same tokens"
+            f"the {role}'s own score of its response differs from what it sampled by {worst:.3g} nats; expected at "
+            f"most {tolerance}: scoring and generation do not read the same tokens"
         )
-    [[shifted]] = student.score([whole], [[(start - 1, len(whole) - 1)]])
-    if np.abs(shifted - own).max() <= TOLERANCE:
-        raise AlignmentError("scores shifted by one token look the same as the right ones; the model cannot be checked")
+    [[shifted]] = policy.score([whole], [[(start - 1, len(whole) - 1)]])
+    if np.abs(shifted - own).max() <= max(TOLERANCE, 2 * worst):
+        raise AlignmentError(
+            f"the {role}'s scores shifted by one token look the same as the right ones; it cannot be checked"
+        )
     return worst
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from divopd.config import Config
-from divopd.environments import tasks
+from divopd.environments import kind_of, tasks
 from divopd.evaluation import Setting, success_rate
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
@@ -38,16 +38,13 @@ class Evaluator:
     def evaluate(self, policy: Policy) -> dict[str, Any]:
         """Success rate in percent, overall and by kind of task, and the mean number of turns."""
         played = success_rate(policy, self.tasks, self._setting)
-        total = Counter(_kind(rollout.start.task) for rollout in played.rollouts)
-        won = Counter(_kind(rollout.start.task) for rollout in played.rollouts if rollout.success)
+        environment = self.config.environment
+        kinds = {task: kind_of(environment.name, task, **environment.settings) for task in self.tasks}
+        total = Counter(kinds[rollout.start.task] for rollout in played.rollouts)
+        won = Counter(kinds[rollout.start.task] for rollout in played.rollouts if rollout.success)
         return {
             "success_rate": played.percent,
             "tasks": len(played.rollouts),
             "turns": sum(len(rollout.turns) for rollout in played.rollouts) / max(1, len(played.rollouts)),
             "by_kind": {kind: 100.0 * won[kind] / total[kind] for kind in sorted(total)},
         }
-
-
-def _kind(task: str) -> str:
-    """The kind of a task is its name up to the first / or digit: pick_and_place of pick_and_place/17."""
-    return task.partition("/")[0]

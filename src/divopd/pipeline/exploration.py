@@ -7,12 +7,16 @@ from functools import cached_property
 from divopd.config import Config
 from divopd.curricula import Probe, adapted_depth, growing_depth, is_probe
 from divopd.environments import Environment, make_environment, tasks
+from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, Start, play
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
 from divopd.recovery import Recovery
+from divopd.teacher import Teachers
 from divopd.turns import Rollout
 from divopd.validity import disagreement, why_invalid
+
+FAILURES = 4  # rollouts in a row that break off, at least, before a run is stopped
 
 
 class Exploration:
@@ -28,6 +32,7 @@ class Exploration:
             seed=config.seed,
         )
         self._environments: list[Environment] = []
+        self._failures = 0  # in a row
 
     @cached_property
     def _tasks(self) -> list[str]:
@@ -53,11 +58,14 @@ class Exploration:
         *,
         version: int,
         student: Policy,
-        teacher: Policy | None,
+        teachers: Teachers | None,
         finished: Callable[[Played], None] = lambda played: None,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> list[Played]:
-        """Play the starts together with the student of this version; see explorer.play."""
+        """Play the starts together with the student of this version; see explorer.play.
+
+        An EnvironmentFailure means that as many rollouts in a row broke off as are in flight.
+        """
         config = self.config
         recovery = Recovery(**config.recovery.model_dump())
         helped = config.method == "divopd-r" and recovery.begun(version)
@@ -69,11 +77,21 @@ class Exploration:
             starts,
             acting,
             student=student,
-            teacher=teacher,
+            teacher_of=teachers.of if teachers else None,
             environments=self._environments[:wanted],
-            finished=finished,
+            finished=lambda played: (finished(played), self._count_failures(played)),
             heartbeat=heartbeat,
         )
+
+    def _count_failures(self, played: Played) -> None:
+        """The odd failure costs its rollout; when nothing else happens any more, the environment does not work."""
+        self._failures = self._failures + 1 if played.failure else 0
+        if self._failures >= max(FAILURES, self.config.explorer.rollouts_in_flight):
+            name = self.config.environment.name
+            raise EnvironmentFailure(
+                f"the last {self._failures} rollouts broke off, the last one of task {played.start.task}: "
+                f"{played.failure}; see that `divopd play {name}` works, then go on with --resume"
+            )
 
 
 def probe_of(rollout: Rollout) -> Probe:

@@ -13,6 +13,7 @@ from divopd.errors import DivopdError
 from divopd.store import Store
 
 POLL_S = 0.2
+REFUSED = 2  # exit code of a role that would end the same if it were started again
 PATIENCE_S = 30.0  # for a role to stop after SIGTERM
 RESTARTS = 5  # of one role within WINDOW_S seconds: more means that it cannot run
 WINDOW_S = 60.0
@@ -33,6 +34,7 @@ class LiveRun:
         """Ctrl-C stops all roles cleanly; `divopd train --resume` goes on."""
         with Store.open_read_only(self.folder) as store:
             try:
+                self._preflight()
                 for name in self.names:
                     self._start(name)
                 while not self._over():
@@ -41,6 +43,15 @@ class LiveRun:
             finally:
                 self._stop()
                 self._tell(store)
+
+    def _preflight(self) -> None:
+        """Check the models against each other before anything starts, in a process that gives its memory back."""
+        self._start("preflight")
+        while (code := self.processes["preflight"].poll()) is None:
+            time.sleep(POLL_S)
+        del self.processes["preflight"]
+        if code:
+            raise DivopdError(f"the preflight refuses the run; {self._last_words('preflight')}")
 
     def _start(self, name: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")
@@ -55,6 +66,8 @@ class LiveRun:
             code = process.poll()
             if code == 0 and name in ("learner", "evaluator"):
                 ended.add(name)
+            elif code == REFUSED:
+                raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
             elif code is not None:
                 self._restart(name, code)
         return ended == {"learner", "evaluator"}

@@ -1,13 +1,19 @@
-"""The student and the teacher of a run, checked against each other before anything starts (SPEC §6.2)."""
+"""The student and the teachers of a run, checked against each other before anything starts (SPEC §6.2)."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from divopd.config import Config, ModelPart
-from divopd.models.policy import Policy
+from divopd.config import Config, TeacherPart
+from divopd.errors import AlignmentError, InputError
+from divopd.models.model_files import load_tokenizer
+from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec
-from divopd.teacher import check_alignment, check_lengths, check_vocabularies
+from divopd.teacher import ROUGH_TOLERANCE, TOLERANCE, Teachers, check_alignment, check_lengths, check_vocabularies
+
+EXACT = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -15,40 +21,79 @@ class Models:
     """What a run loads."""
 
     student: TransformersPolicy
-    teacher: Policy
+    teachers: Teachers
     codec: Codec
 
 
-def model_folder(part: ModelPart) -> Path:
+def model_folder(model: str) -> Path:
     """Where a model lies; an embedded one is built on first use and kept."""
-    if not part.model.startswith("embedded:"):
-        return Path(part.model)
+    if not model.startswith("embedded:"):
+        return Path(model)
     from divopd.embedded import embedded_model
 
-    return embedded_model(part.model.removeprefix("embedded:"))
+    return embedded_model(model.removeprefix("embedded:"))
 
 
 def load_student(config: Config) -> TransformersPolicy:
     part = config.student
-    return TransformersPolicy.load(model_folder(part), dtype=part.dtype, device=part.device, lora=part.lora)
+    return TransformersPolicy.load(model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora)
 
 
-def load_teacher(config: Config) -> TransformersPolicy:
+def load_teachers(config: Config) -> Teachers:
+    """All teachers; a folder that several tasks name is loaded once, and a server is asked for nothing yet."""
     part = config.teacher
-    return TransformersPolicy.load(model_folder(part), dtype=part.dtype, device=part.device)
+
+    @cache
+    def load(model: str) -> OpenAIPolicy | TransformersPolicy:
+        if is_server(model):
+            return OpenAIPolicy(model, model=None, timeout_s=part.timeout_s)
+        return TransformersPolicy.load(model_folder(model), dtype=part.dtype, device=part.device)
+
+    default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
+    return Teachers(default, {pattern: load(model) for pattern, model in part.by_task.items()})
+
+
+def is_server(model: str) -> bool:
+    """Whether a teacher is an address instead of a folder."""
+    return model.startswith(("http://", "https://"))
 
 
 def load_models(config: Config) -> Models:
-    """Load both and run the preflight; an AlignmentError says what does not fit."""
-    student, teacher = load_student(config), load_teacher(config)
+    """Load all and run the preflight; an AlignmentError says what does not fit."""
+    student, teachers = load_student(config), load_teachers(config)
     codec = Codec(student.tokenizer)
-    check_vocabularies(student.tokenizer, teacher.tokenizer)
-    for role, policy in (("student", student), ("teacher", teacher)):
+    named: dict[str, Any] = {"student": student, "teacher": teachers.default}
+    named |= {f"teacher of {pattern}": teacher for pattern, teacher in teachers.by_task.items()}
+    for role, policy in named.items():
+        if isinstance(policy, OpenAIPolicy):
+            _check_server_vocabulary(policy, student.tokenizer, config.teacher, role=role)
+        else:
+            check_vocabularies(student.tokenizer, policy.tokenizer)
         check_lengths(
             policy,
             role=role,
             max_prompt_tokens=config.prompts.max_prompt_tokens,
             max_response_tokens=config.explorer.max_response_tokens,
         )
-        check_alignment(policy, prompt=[*codec.open_user_first, *codec.open_response], max_tokens=8)
-    return Models(student, teacher, codec)
+        dtype = config.student.dtype if role == "student" else config.teacher.dtype
+        tolerance = TOLERANCE if dtype in EXACT and not isinstance(policy, OpenAIPolicy) else ROUGH_TOLERANCE
+        prompt = [*codec.open_user_first, *codec.open_response]
+        check_alignment(policy, role=role, prompt=prompt, max_tokens=8, tolerance=tolerance)
+    return Models(student, teachers, codec)
+
+
+def _check_server_vocabulary(policy: OpenAIPolicy, student: Any, part: TeacherPart, *, role: str) -> None:
+    """A server shows no tokenizer. If the model that it was asked for lies here too, its tokenizer does.
+
+    In any case the server must know the student's last token.
+    """
+    if part.url and policy.url == part.url.rstrip("/") and (Path(part.model) / "tokenizer_config.json").is_file():
+        check_vocabularies(student, load_tokenizer(Path(part.model)))
+    last = max(student.get_vocab().values())
+    try:
+        policy.score([[last, last]], [[(1, 2)]])
+    except InputError as error:
+        raise AlignmentError(
+            f"the {role} does not take token {last}, the last of the student's vocabulary ({error}); use a "
+            "teacher with the student's tokenizer"
+        ) from None

@@ -27,7 +27,6 @@ from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of
 from divopd.pipeline.models import load_models, load_student
 from divopd.store import Store
-from divopd.teacher import score_rollouts
 from divopd.turns import Rollout, turn_from_json, turn_to_json
 
 
@@ -56,13 +55,16 @@ class SimulatedRun:
         torch.set_num_threads(config.threads)
         self.config, self.folder, self.report = config, folder, report
         models = load_models(config)
-        self.teacher, self.codec = models.teacher, models.codec
+        self.codec = models.codec
         self.learner = Learner(models.student, config.learner)
         self.actor = load_student(config)  # explorers keep their weights while the learner changes its own
         self.composer = config.make_composer()
         self.exploration = Exploration(config, self.codec)
         self.evaluator = Evaluator(config, self.codec)
         self.store = Store.open(folder)
+        self.teachers = models.teachers.waited_for(  # real time passes then, virtual time does not
+            lambda error: self.store.record_event("teacher_away", {"error": str(error)})
+        )
         self.epoch = self.store.begin_learner()
         self.time = 0.0
         self.version = 0  # of the learner
@@ -201,9 +203,9 @@ class SimulatedRun:
         numbers = range(self.started, self.started + len(starting))
         self.started += len(starting)
         starts = [self.exploration.start(n, version=self.acting_version, probes=self.probes) for n in numbers]
-        played = self.exploration.play(starts, version=self.acting_version, student=self.actor, teacher=self.teacher)
+        played = self.exploration.play(starts, version=self.acting_version, student=self.actor, teachers=self.teachers)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=self.acting_version) for one in played]
-        scored = {rollout.id: rollout for rollout in score_rollouts(self.teacher, [r for r in rows if r is not None])}
+        scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
         for (slot, moment), one, unscored in zip(starting, played, rows, strict=True):
             slot.rollout = scored[unscored.id] if unscored else None
             slot.ends_at = moment + self._duration(one)

@@ -1,0 +1,121 @@
+"""The learner of the live clock."""
+
+import time
+from dataclasses import asdict
+from shutil import rmtree
+
+from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
+from divopd.durable_folder import numbered_folders, numbered_path
+from divopd.journal import JournaledBatch
+from divopd.learner import Learner
+from divopd.metrics import batch_figures
+from divopd.pipeline.models import load_student
+from divopd.pipeline.role import Role, Stopped, is_evaluated
+
+KEPT_VERSIONS = 3  # besides those that are evaluated: an explorer may still be reading one
+
+
+class LiveLearner:
+    """Composes, trains and publishes. Updates past the newest checkpoint are served again from the journal."""
+
+    def __init__(self, role: Role) -> None:
+        self.role, self.config, self.store = role, role.config, role.store
+        self.learner = Learner(load_student(role.config), role.config.learner)
+        self.composer = role.config.make_composer()
+        self.epoch = self.store.begin_learner()
+        self.version = 0
+        self.learner_s = self.waited_s = 0.0
+        self.trained_tokens = self.computed_tokens = 0
+        self.began = time.monotonic()
+        newest = latest_checkpoint(role.folder / "checkpoints")
+        if newest is not None:
+            state = load_checkpoint(newest, model=self.learner.policy.model, optimizer=self.learner.optimizer).state
+            self.version, self.trained_tokens = state["version"], state["trained_tokens"]
+            self.computed_tokens, self.learner_s = state["computed_tokens"], state["learner_s"]
+            self.began -= state["wall_s"]
+
+    def run(self) -> None:
+        self._publish()
+        while self.version < self.config.learner.updates:
+            try:
+                self._update(self._next_batch())
+            except Stopped:
+                self._checkpoint()
+                raise
+        self._checkpoint()
+
+    def _next_batch(self) -> JournaledBatch:
+        self.waited_s = 0.0
+        if self.version < self.store.updates:
+            return self.store.batch(self.version)
+        start = time.monotonic()
+        while (rows := self._rows()) < self.config.composer.batch_size:
+            if rows and time.monotonic() - start > self.config.learner.max_wait_s:
+                break
+            self.role.wait()
+        self.waited_s = time.monotonic() - start
+        return self.store.compose(self.composer, update=self.version, epoch=self.epoch)
+
+    def _rows(self) -> int:
+        pool = self.store.pool(self.composer, update=self.version)
+        return sum(not self.composer.gated or candidate.reason is None for candidate in pool)
+
+    def _update(self, batch: JournaledBatch) -> None:
+        start = time.monotonic()
+        figures = self.learner.update(batch.turns, batch.entry.weights)
+        self.version += 1
+        self.learner_s += time.monotonic() - start
+        self.trained_tokens += figures.tokens
+        self.computed_tokens += figures.computed_tokens
+        if self.version % self.config.explorer.sync_interval == 0 or is_evaluated(self.config, self.version):
+            self._publish()
+        self._record(batch, asdict(figures))
+        if self.version % self.config.learner.checkpoint_every == 0:
+            self._checkpoint()
+        self.role.check()
+
+    def _publish(self) -> None:
+        if not numbered_path(self.role.weights, self.version).exists():
+            publish_weights(self.role.weights, self.version, self.learner.policy.model)
+        for folder in numbered_folders(self.role.weights)[:-KEPT_VERSIONS]:
+            if not is_evaluated(self.config, int(folder.name)):
+                rmtree(folder)
+
+    def _record(self, batch: JournaledBatch, learner: dict[str, object]) -> None:
+        entry = batch.entry
+        spent = self.store.spent()
+        figures = {
+            **asdict(batch_figures(batch.candidates, update=entry.update)),
+            "learner": learner,
+            "spent": {
+                "generated_tokens": spent.generated_tokens,
+                "scored_tokens": spent.scored_tokens,
+                "trained_tokens": self.trained_tokens,
+                "computed_tokens": self.computed_tokens,
+            },
+            "wall_s": time.monotonic() - self.began,
+            "learner_s": self.learner_s,
+            "waited_s": self.waited_s,
+            "rollouts_put": spent.rollouts,
+            "turns_put": spent.turns,
+            "queued": self.store.backlog(),
+            "stale": len(entry.stale),
+            "aged_out": len(entry.aged_out),
+            "invalid": len(entry.invalid),
+        }
+        self.store.record_figures("update", entry.update, figures)
+
+    def _checkpoint(self) -> None:
+        if self.version == 0:
+            return
+        state = {
+            "version": self.version,
+            "trained_tokens": self.trained_tokens,
+            "computed_tokens": self.computed_tokens,
+            "learner_s": self.learner_s,
+            "wall_s": time.monotonic() - self.began,
+        }
+        model, optimizer = self.learner.policy.model, self.learner.optimizer
+        folder = self.role.folder / "checkpoints"
+        save_checkpoint(folder, update=self.version - 1, model=model, optimizer=optimizer, state=state)
+        self.store.acknowledge(self.version - 1, epoch=self.epoch)
