@@ -105,7 +105,7 @@ def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) ->
 # ── preflight ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_vocabularies(student: Any, teacher: Any) -> None:
+def check_vocabularies(student: Any, teacher: Any, *, role: str = "teacher") -> None:
     """Both tokenizers must give every token the same id; the message says what differs.
 
     Tokens that were added to one of them only (a marker for thoughts, say) are no obstacle as long as no id is taken.
@@ -119,13 +119,13 @@ def check_vocabularies(student: Any, teacher: Any) -> None:
     if lacking or moved or taken:
         what = "only one of them has" if lacking else "these have other ids:"
         raise AlignmentError(
-            f"student and teacher have different vocabularies ({len(ours)} and {len(theirs)} tokens; {what} "
+            f"student and {role} have different vocabularies ({len(ours)} and {len(theirs)} tokens; {what} "
             f"{(lacking or moved or taken)[:3]}); use a teacher with the student's tokenizer"
         )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(student, name) != getattr(teacher, name):
             raise AlignmentError(
-                f"{name} is {getattr(student, name)} for the student and {getattr(teacher, name)} for the teacher; "
+                f"{name} is {getattr(student, name)} for the student and {getattr(teacher, name)} for the {role}; "
                 "use a teacher with the student's special tokens"
             )
 

@@ -68,7 +68,7 @@ def load_models(config: Config) -> Models:
         if isinstance(policy, OpenAIPolicy):
             _check_server_vocabulary(policy, student.tokenizer, config.teacher, role=role)
         else:
-            check_vocabularies(student.tokenizer, policy.tokenizer)
+            check_vocabularies(student.tokenizer, policy.tokenizer, role=role)
         check_lengths(
             policy,
             role=role,
@@ -88,7 +88,7 @@ def _check_server_vocabulary(policy: OpenAIPolicy, student: Any, part: TeacherPa
     In any case the server must know the student's last token.
     """
     if part.url and policy.url == part.url.rstrip("/") and (Path(part.model) / "tokenizer_config.json").is_file():
-        check_vocabularies(student, load_tokenizer(Path(part.model)))
+        check_vocabularies(student, load_tokenizer(Path(part.model)), role=role)
     last = max(student.get_vocab().values())
     try:
         policy.score([[last, last]], [[(1, 2)]])

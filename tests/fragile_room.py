@@ -1,0 +1,33 @@
+"""Environments for tests that die: one always, one for every other task."""
+
+from divopd.environments import Observation
+from divopd.errors import EnvironmentFailure
+
+
+class FragileRoom:
+    """Tasks with an odd number break off at the first action, the others end at it."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        del split
+        return [f"room/{number}" for number in range(16)]
+
+    def reset(self, task: str) -> Observation:
+        self.task = task
+        return Observation(f"You are in {task}.")
+
+    def step(self, action: str) -> Observation:
+        del action
+        if self.breaks():
+            raise EnvironmentFailure(f"the roof of {self.task} fell in")
+        return Observation("You leave.", done=True, success=True)
+
+    def breaks(self) -> bool:
+        return int(self.task.rpartition("/")[2]) % 2 == 1
+
+
+class FallenRoom(FragileRoom):
+    """Every task breaks off."""
+
+    def breaks(self) -> bool:
+        return True

@@ -1,0 +1,124 @@
+"""Teachers by task, on both clocks; and environments that do not work any more."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from divopd.config import Config
+from divopd.errors import AlignmentError, DivopdError, EnvironmentFailure
+from divopd.models.tiny import build_model, build_tokenizer, save_model
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.begin import begin_run
+from divopd.pipeline.live import LiveRun
+from divopd.pipeline.models import load_models, load_teachers
+from divopd.store import Store
+from divopd.teacher import Teachers, score_rollouts
+from divopd.turns import Rollout
+from small_runs import SIZE, config, outcome, start
+from strategies import turn
+
+ODD = "*[13579]"  # tasks end with their number
+FRAGILE = Path(__file__).parent / "fragile_room.py"
+
+
+@pytest.fixture(scope="module")
+def other(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A third model with the same tokenizer."""
+    folder = tmp_path_factory.mktemp("other")
+    tokenizer = TransformersPolicy.load(models / "teacher").tokenizer
+    save_model(folder, build_model(tokenizer, seed=7, size=SIZE), tokenizer)
+    return folder
+
+
+def two_teachers(models: Path, other: Path, **changes: object) -> Config:
+    return config(models, teacher={"by_task": {ODD: str(other), "*": str(models / "teacher")}}, **changes)
+
+
+def test_the_first_pattern_that_fits_counts(models: Path, other: Path) -> None:
+    """In the order of the file; a folder that is named twice is loaded once; without a fit the default teaches."""
+    teachers = load_teachers(two_teachers(models, other))
+    assert teachers.of("small/train/00003") is not teachers.default
+    assert teachers.of("small/train/00004") is teachers.default
+    assert Teachers("default", {"pick_*": "pick"}).of("heat/1") == "default"  # type: ignore[arg-type]
+
+
+def test_rollouts_come_back_in_order(models: Path, other: Path) -> None:
+    """Whoever scored them."""
+    teachers = load_teachers(two_teachers(models, other))
+    rollouts = [Rollout(f"r{n}", (turn(f"r{n}", 0, task=f"t/{n}", teacher_logprobs=None),)) for n in range(5)]
+    scored = teachers.score(rollouts)
+    assert [rollout.id for rollout in scored] == [rollout.id for rollout in rollouts]
+    [own], [default] = (score_rollouts(t, [rollouts[1]]) for t in (teachers.of("t/1"), teachers.default))
+    got = scored[1].turns[0].teacher_logprobs
+    assert got == pytest.approx(own.turns[0].teacher_logprobs, abs=1e-5)
+    assert got != pytest.approx(default.turns[0].teacher_logprobs, abs=1e-2)
+
+
+def check_who_scored(run: Path, models: Path, other: Path) -> None:
+    """Every stored turn has the log probabilities of its own task's teacher, and both have taught."""
+    by_name = {"odd": TransformersPolicy.load(other), "even": TransformersPolicy.load(models / "teacher")}
+    seen = set()
+    with Store.open_read_only(run) as store:
+        for stored in list(store.turns())[:60]:
+            if stored.prompt_truncated:
+                continue
+            name = "odd" if int(stored.task[-1]) % 2 else "even"
+            seen.add(name)
+            ids, begin = [*stored.prompt_ids, *stored.response_ids], len(stored.prompt_ids)
+            [[expected]] = by_name[name].score([ids], [[(begin, len(ids))]])
+            np.testing.assert_allclose(np.asarray(stored.teacher_logprobs), expected, atol=1e-4)
+    assert seen == {"odd", "even"}
+
+
+def test_each_task_has_its_teacher_on_the_simulated_clock(models: Path, other: Path, tmp_path: Path) -> None:
+    settings = two_teachers(models, other, method="divopd-r", recovery={"patience": 1, "takeover": 2})
+    start(tmp_path / "run", settings).run()
+    check_who_scored(tmp_path / "run", models, other)
+
+
+@pytest.mark.slow
+def test_each_task_has_its_teacher_on_the_live_clock(models: Path, other: Path, tmp_path: Path) -> None:
+    settings = two_teachers(models, other, method="divopd-r", recovery={"patience": 1, "takeover": 2}, clock="live")
+    begin_run(settings, tmp_path / "run")
+    LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
+    check_who_scored(tmp_path / "run", models, other)
+
+
+def test_the_preflight_checks_every_teacher(models: Path, tmp_path: Path) -> None:
+    """The message names the tasks whose teacher does not fit."""
+    tokenizer = build_tokenizer(["other words, other words"])
+    save_model(tmp_path, build_model(tokenizer, seed=0, size=SIZE), tokenizer)
+    with pytest.raises(AlignmentError, match=r"student and teacher of \*\[13579\] have different vocabularies"):
+        load_models(two_teachers(models, tmp_path))
+
+
+# ── environments that die ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def room(models: Path, name: str, **changes: object) -> Config:
+    return config(models, environment={"name": f"{FRAGILE}:{name}"}, **changes)
+
+
+def test_failures_now_and_then_cost_their_rollouts(models: Path, tmp_path: Path) -> None:
+    """Every other rollout breaks off: the run goes on to its end."""
+    start(tmp_path / "run", room(models, "FragileRoom")).run()
+    assert outcome(tmp_path / "run")[1][1] > 0  # trained
+
+
+def test_nothing_but_failures_stops_a_run(models: Path, tmp_path: Path) -> None:
+    """As many in a row as are in flight: the error has the last failure and what to do."""
+    words = r"the last 4 rollouts broke off.*the roof of room/\d+ fell in; see that `divopd play"
+    with pytest.raises(EnvironmentFailure, match=words):
+        start(tmp_path / "run", room(models, "FallenRoom")).run()
+
+
+@pytest.mark.slow
+def test_nothing_but_failures_stops_a_live_run(models: Path, tmp_path: Path) -> None:
+    settings = room(models, "FallenRoom", clock="live")
+    begin_run(settings, tmp_path / "run")
+    with pytest.raises(DivopdError, match=r"explorer-0 cannot go on; its last words: the last 4 rollouts broke off"):
+        LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
