@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from divopd.environments import ENVIRONMENTS, find_entry, make_environment, make_expert, missing_parts, tasks
+from divopd.environments import ENVIRONMENTS, find_entry, kind_of, make_environment, make_expert, missing_parts, tasks
+from divopd.environments.alfworld import TASK_TYPES
 from divopd.environments.gym import GymEnvironment, seed_of
 from divopd.environments.openenv import OpenEnvEnvironment
 from divopd.errors import EnvironmentFailure, InputError, UnknownNameError
@@ -103,6 +104,58 @@ def test_webshop_order_with_any_hash_seed() -> None:
         for seed in ("1", "4242")
     }
     assert len(shown) == 1
+
+
+def test_the_kind_of_a_task_is_the_environments_own(tmp_path: Path) -> None:
+    """ALFWorld's six types also for generated games, ScienceWorld's types, WebShop's options, or what a user says."""
+    assert {kind_of("alfworld-small", task) for task in tasks("alfworld-small", "test")[:6]} == set(TASK_TYPES)
+    assert kind_of("scienceworld", "boil/3") == "boil"
+    assert kind_of(ROOM, "7-3") == "4 rooms away"
+    if not missing_parts("alfworld"):
+        named = tasks("alfworld", "valid_seen")[0]
+        assert kind_of("alfworld", named) == named.split("/")[1].partition("-")[0]
+    plain = tmp_path / "plain.py"
+    plain.write_text("class Plain:\n    def reset(self, task): ...\n    def step(self, action): ...\n")
+    assert kind_of(f"{plain}:Plain", "hard/7/x") == "hard"
+
+
+def test_the_kind_of_a_shopping_task_is_its_number_of_options() -> None:
+    """The goal's text names that many."""
+    if missing_parts("webshop-small"):
+        pytest.skip("needs the extra webshop")
+    environment = make_environment("webshop-small")
+    for task in tasks("webshop-small", "test")[:20]:
+        number = environment.reset(task).text.count(": ")
+        assert kind_of("webshop-small", task) == ("1 option" if number == 1 else f"{number} options")
+
+
+def test_settings_of_a_shop(tmp_path: Path) -> None:
+    """Size and seed of a synthetic catalogue, product files and human goals are settings; wrong ones are told."""
+    if missing_parts("webshop-small"):
+        pytest.skip("needs the extra webshop")
+    few = tasks("webshop-small", "train", products=200, kinds=5)
+    assert 0 < len(few) < len(tasks("webshop-small", "train"))
+    shop = make_environment("webshop-small", products=200, kinds=5).shop  # pyright: ignore[reportAttributeAccessIssue]
+    assert (len(shop.products), len({product.query for product in shop.products})) == (200, 5)
+    for settings, message in (
+        ({"products": "many"}, "products of webshop-small is 'many'; expected int"),
+        ({"products": 3, "kinds": 5}, "3 products of 5 kinds is not possible"),
+        ({"pages": "shrot"}, "pages of webshop-small 'shrot'; did you mean 'short'"),
+        ({"goals": "human"}, "none of the 300 products has a human goal"),
+        ({"catalogue": str(tmp_path / "no"), "seed": True}, "seed of webshop-small is True"),
+        ({"catalogue": str(tmp_path / "no")}, "no WebShop data at"),
+        ({"catalogue": str(tmp_path / "no"), "kinds": 5}, "size a synthetic catalogue"),
+    ):
+        with pytest.raises(InputError, match=message):
+            tasks("webshop-small", "test", **settings)
+
+
+def test_official_products_with_human_goals() -> None:
+    """With the official files, both kinds of goals are tasks of the same shop."""
+    if missing_parts("webshop"):
+        pytest.skip("needs the official products (DIVOPD_DATA)")
+    human = make_environment("webshop", goals="human").reset(tasks("webshop", "test", goals="human")[0])
+    assert human.text != make_environment("webshop").reset("goal-00000").text
 
 
 def test_what_is_missing_is_told_with_its_command(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ class CountingRoom:
         return [pair for number, pair in enumerate(pairs) if (number % 5 == 0) == (split == "test")]
 
     @staticmethod
+    def kind(task: str) -> str:
+        return f"{abs(int(task[0]) - int(task[2]))} rooms away"
+
+    @staticmethod
     def expert() -> "Walker":
         return Walker()
 

@@ -7,14 +7,15 @@ Nothing is imported before it is used. A name such as `rooms.py:CountingRoom` or
 environment: a class with `reset` and `step`, and a static method `tasks(split)` that lists its tasks.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from divopd.environments.environment import Environment, Observation
 from divopd.environments.expert import Expert
-from divopd.errors import UnknownNameError
+from divopd.errors import InputError, UnknownNameError
 
 __all__ = [
     "ENVIRONMENTS",
@@ -23,6 +24,7 @@ __all__ = [
     "Expert",
     "Observation",
     "find_entry",
+    "kind_of",
     "make_environment",
     "make_expert",
     "missing_parts",
@@ -163,6 +165,14 @@ def tasks(name: str, split: str, **settings: Any) -> list[str]:
     return _source(name, settings).tasks(split)
 
 
+def kind_of(name: str, task: str, **settings: Any) -> str:
+    """What kind of task it is, for tables: ALFWorld's and ScienceWorld's task types, WebShop's number of options.
+
+    A user's own environment says it with a static method `kind(task)`; without one it is the name up to the first /.
+    """
+    return _source(name, settings).kind(task)
+
+
 def missing_parts(name: str) -> list[str]:
     """What has to be installed or downloaded before the environment runs; empty if it is ready."""
     entry = find_entry(name)
@@ -173,11 +183,24 @@ def missing_parts(name: str) -> list[str]:
 def _source(name: str, settings: dict[str, Any]) -> Any:
     entry = find_entry(name)
     make = _in_sources(entry.source)
-    known = [option.name for option in fields(make)]
-    for setting in settings:
+    known = get_type_hints(make)
+    for setting, value in settings.items():
         if setting not in known:
-            raise UnknownNameError(f"setting of {name}", setting, known)
+            raise UnknownNameError(f"setting of {name}", setting, list(known))
+        _check(f"{setting} of {name}", value, known[setting])
     return make(**entry.settings | settings)
+
+
+def _check(what: str, value: Any, wanted: Any) -> None:
+    """Settings come from files and command lines: a wrong word or type is told before anything is loaded."""
+    if get_origin(wanted) is Literal:
+        if value not in get_args(wanted):
+            raise UnknownNameError(what, str(value), get_args(wanted))
+        return
+    wanted = wanted | int if wanted is float else wanted
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        kinds = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
+        raise InputError(f"{what} is {value!r}; expected {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def _in_sources(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""One small class per line of the table: lists the tasks, makes environments and experts. Its fields are the settings.
+"""One small class per line of the table: lists tasks and tells their kind, makes environments and experts.
+
+Its fields are the settings.
 
 A source is cheap to make. What is expensive (a shop with its index, a collection of games) is loaded when it is first
 needed and shared by all environments of the process that have the same settings.
@@ -33,6 +35,12 @@ class Alfworld:
             random.Random(42).shuffle(names)
         return names
 
+    def kind(self, task: str) -> str:
+        """The task type, one of six."""
+        from divopd.environments.alfworld.problem import read_problem
+
+        return read_problem(_games(self.games).game(task).problem).goal.task_type
+
     def environment(self) -> Environment:
         from divopd.environments import alfworld
 
@@ -58,6 +66,9 @@ class ScienceWorldTasks:
 
         return tasks(split)
 
+    def kind(self, task: str) -> str:
+        return _before_slash(task)
+
     def environment(self) -> Environment:
         from divopd.environments.scienceworld import ScienceWorld
 
@@ -71,18 +82,25 @@ class ScienceWorldTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class Shopping:
-    """`catalogue`: official, synthetic, or a path to product files. `goals`: synthetic or human.
-
-    `pages`: full as in the original, or short for small models.
+    """`catalogue`: official, synthetic, or a path to product files (see webshop/catalogue.py). `goals`: synthetic or
+    human. `pages`: full as in the original, or short for small models. `products` and `kinds` size a synthetic
+    catalogue (300 products of 30 kinds unless they are said); `seed` is of its contents and of all hidden draws.
     """
 
     catalogue: str = "official"
     goals: Literal["synthetic", "human"] = "synthetic"
     pages: Literal["full", "short"] = "full"
+    products: int | None = None
+    kinds: int | None = None
     seed: int = 0
 
     def tasks(self, split: Any) -> list[str]:
         return self._shop().tasks(split)
+
+    def kind(self, task: str) -> str:
+        """By how many options have to be chosen: it says most about the length of a rollout."""
+        number = len(self._shop().goal(task).options)
+        return f"{number} option{'s' * (number != 1)}"
 
     def environment(self) -> Environment:
         from divopd.environments import webshop
@@ -95,6 +113,14 @@ class Shopping:
         return Expert()
 
     def _shop(self) -> Any:
+        if self.catalogue == "synthetic":
+            size = {"products": self.products, "kinds": self.kinds}
+            return _made_up_shop(self.goals, self.seed, **{name: size[name] for name in size if size[name] is not None})
+        if self.products is not None or self.kinds is not None:
+            raise InputError(
+                f"products and kinds size a synthetic catalogue, but the catalogue is {self.catalogue!r}; "
+                "leave them out, or set the catalogue to synthetic"
+            )
         return _shop(self.catalogue, self.goals, self.seed)
 
 
@@ -106,6 +132,9 @@ class Gym:
 
     def tasks(self, split: str) -> list[str]:
         return _seeds(split)
+
+    def kind(self, task: str) -> str:
+        return _before_slash(task)
 
     def environment(self) -> Environment:
         from divopd.environments.gym import make_gym
@@ -129,6 +158,9 @@ class OpenEnv:
     def tasks(self, split: str) -> list[str]:
         return _seeds(split)
 
+    def kind(self, task: str) -> str:
+        return _before_slash(task)
+
     def environment(self) -> Environment:
         from divopd.environments.openenv import OpenEnvEnvironment
 
@@ -142,12 +174,15 @@ class OpenEnv:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """A user's class, as `FILE.py:CLASS` or `MODULE:CLASS`; an `expert()` static method is optional."""
+    """A user's class, as `FILE.py:CLASS` or `MODULE:CLASS`; static methods `expert()` and `kind(task)` are optional."""
 
     path: str
 
     def tasks(self, split: str) -> list[str]:
         return list(self._part("tasks")(split))
+
+    def kind(self, task: str) -> str:
+        return getattr(_own_class(self.path), "kind", _before_slash)(task)
 
     def environment(self) -> Environment:
         return _own_class(self.path)()
@@ -201,7 +236,7 @@ def _games(name: str) -> Any:
 def _shop(catalogue: str, goals: Any, seed: int) -> Any:
     from divopd.environments.webshop import open_shop
 
-    data = None if catalogue == "synthetic" else Path(catalogue)
+    data = Path(catalogue)
     if catalogue == "official":
         data = _official_products()
         if data is None:
@@ -210,6 +245,17 @@ def _shop(catalogue: str, goals: Any, seed: int) -> Any:
                 "webshop/, set the catalogue to their path, or shop in webshop-small, which needs none"
             )
     return open_shop(data, goals=goals, seed=seed)
+
+
+@lru_cache(maxsize=2)
+def _made_up_shop(goals: Any, seed: int, **size: int) -> Any:
+    from divopd.environments.webshop import make_catalogue, stock_shop
+
+    return stock_shop(make_catalogue(seed=seed, **size), goals=goals, seed=seed)
+
+
+def _before_slash(task: str) -> str:
+    return task.partition("/")[0]
 
 
 def _seeds(split: str) -> list[str]:
