@@ -6,7 +6,7 @@ costs; on the live clock only the learner's were measured, and the others are le
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ class CostAudit:
     def never_trained_share(self) -> float:
         """Of the scored tokens."""
         return 1 - self.scored_by_fate["trained"] / max(1, self.scored_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        derived = {"scored_per_trained": self.scored_per_trained, "never_trained_share": self.never_trained_share}
+        return asdict(self) | derived
 
 
 def audit_cost(run: Path) -> CostAudit:

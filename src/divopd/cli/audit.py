@@ -1,17 +1,28 @@
-"""`divopd audit`: check a run."""
+"""`divopd audit`: check a run, or measure how it used its experience."""
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from divopd.errors import UnknownNameError
-from divopd.store import Store
+from divopd.errors import InputError, UnknownNameError
+from divopd.store import Store, is_store
 
-HELP = "Check a run. `ledger` recomputes every batch from the journal and fails at the first difference."
-EXAMPLE = "divopd audit ledger runs/mine"
+HELP = """Check a run, or measure it.
+  ledger       recompute every batch from the journal; fails at the first difference
+  utilization  rollouts that no batch used, for every composer on the same turns, beside the bound
+  selection    depth and outcome of the trained turns through the stages gate, coverage, focus
+  retention    what focus keeps and drops
+  stability    cached disagreement against the same recomputed at later versions (needs weights)
+  geometry     selected gradients against the pool's gradient, for every composer (needs weights)
+  cost         tokens and seconds of explorers, teacher and learner
+Each but ledger prints a table and writes NAME.json and NAME.png."""
+EXAMPLE = "divopd audit utilization runs/mine\n  divopd audit selection turns.jsonl --cap 3 --out audits"
+
+NUMBERS = ("batch_size", "pool_multiplier", "cap", "max_staleness", "max_pending_age", "seed")
 
 
 def audit_ledger_of(run: Path) -> tuple[str, dict[str, Any]]:
@@ -29,18 +40,161 @@ def audit_ledger_of(run: Path) -> tuple[str, dict[str, Any]]:
     return line, asdict(report) | {"account": report.account._asdict()}
 
 
-AUDITS: dict[str, Callable[[Path], tuple[str, dict[str, Any]]]] = {"ledger": audit_ledger_of}
+def _utilization(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    from divopd.audits.subject import load_subject
+    from divopd.audits.utilization import audit_utilization
+
+    return {name: asdict(used) for name, used in audit_utilization(load_subject(run, **changes)).items()}
+
+
+def _selection(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    from divopd.audits.selection import audit_selection
+    from divopd.audits.subject import load_subject
+
+    return asdict(audit_selection(load_subject(run, **changes)))
+
+
+def _retention(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    from divopd.audits.retention import audit_retention
+    from divopd.audits.subject import load_subject
+
+    return asdict(audit_retention(load_subject(run, **changes)))
+
+
+def _stability(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    from divopd.audits.subject import load_subject
+
+    subject = load_subject(run, **changes)
+    from divopd.audits.stability import audit_stability
+
+    with _counter("versions scored again") as count:
+        return asdict(audit_stability(subject, report=count))
+
+
+def _geometry(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    from divopd.audits.subject import load_subject
+
+    subject = load_subject(run, **changes)
+    from divopd.audits.geometry import audit_geometry
+
+    with _counter("pools audited") as count:
+        return audit_geometry(subject, report=count).as_json()
+
+
+def _cost(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    from divopd.audits.cost import audit_cost
+
+    if changes:
+        raise InputError("cost counts what a run did; numbers of a composer change nothing there: leave them out")
+    return audit_cost(run).as_json()
+
+
+AUDITS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
+    "utilization": _utilization,
+    "selection": _selection,
+    "retention": _retention,
+    "stability": _stability,
+    "geometry": _geometry,
+    "cost": _cost,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(AUDITS)}")
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or its store.db")
-    parser.add_argument("--json", action="store_true", help="the figures as one object")
+    parser.add_argument("name", metavar="NAME", help=f"one of: ledger, {', '.join(AUDITS)}")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, its store.db, or JSON lines")
+    parser.add_argument("--json", action="store_true", help="print the figures instead: an object, by run if several")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where files go (default: the run's folder, or here)")
+    for number in NUMBERS:
+        option = f"--{number.replace('_', '-')}"
+        parser.add_argument(option, metavar="N", help="the composer's (default: the run's own; the paper's for a file)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.name not in AUDITS:
-        raise UnknownNameError("audit", args.name, AUDITS)
-    line, figures = AUDITS[args.name](args.run)
-    print(json.dumps(figures) if args.json else line)
+    if args.name != "ledger" and args.name not in AUDITS:
+        raise UnknownNameError("audit", args.name, ["ledger", *AUDITS])
+    for path in args.runs:
+        if not path.exists():
+            raise InputError(f"{path}: no such run or recording; expected a run's folder, a store.db or a .jsonl file")
+    names = _names(args.runs)
+    if args.name == "ledger":
+        ledgers = {name: audit_ledger_of(path) for name, path in names.items()}
+        _print_ledgers(ledgers, as_json=args.json)
+        return 0
+    changes = {name: _number(name, text) for name in NUMBERS if (text := getattr(args, name)) is not None}
+    figures = {name: AUDITS[args.name](path, changes) for name, path in names.items()}
+    if args.json:
+        print(json.dumps(figures if len(figures) > 1 else next(iter(figures.values()))))
+    else:
+        from divopd.report.audit_tables import print_audit
+
+        print_audit(args.name, figures)
+    _write(args.name, figures, args.out or _home(args.runs))
     return 0
+
+
+def _print_ledgers(ledgers: dict[str, tuple[str, dict[str, Any]]], *, as_json: bool) -> None:
+    several = len(ledgers) > 1
+    if as_json:
+        figures = {name: figures for name, (_, figures) in ledgers.items()}
+        print(json.dumps(figures if several else next(iter(figures.values()))))
+    else:
+        for name, (line, _) in ledgers.items():
+            print(f"{name}: {line}" if several else line)
+
+
+def _write(audit: str, figures: dict[str, Any], folder: Path) -> None:
+    from divopd.report import audit_figures
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{audit}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write there ({error.strerror}); choose another folder with --out") from None
+    getattr(audit_figures, f"draw_{audit}")(figures, folder / f"{audit}.png")
+    print(f"written: {folder / audit}.json, {folder / audit}.png", file=sys.stderr)
+
+
+def _names(paths: list[Path]) -> dict[str, Path]:
+    """The last part of each path, or the whole path where two end alike."""
+    whole = list(dict.fromkeys(path.resolve() for path in paths))
+    places = {path: path.parent if path.name == "store.db" and is_store(path) else path for path in whole}
+    ends = [place.name for place in places.values()]
+    return {place.name if ends.count(place.name) == 1 else str(place): path for path, place in places.items()}
+
+
+def _home(paths: list[Path]) -> Path:
+    return paths[0] / "audits" if len(paths) == 1 and paths[0].is_dir() else Path("audits")
+
+
+def _number(name: str, text: str) -> int | None:
+    if name == "cap" and text == "none":
+        return None
+    if not text.isdigit():
+        expected = "a number, or none for no cap" if name == "cap" else "a number, 0 or more"
+        raise InputError(f"--{name.replace('_', '-')} is {text!r}; expected {expected}")
+    return int(text)
+
+
+class _counter:
+    """Says on a terminal how far a long audit has got."""
+
+    def __init__(self, what: str) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn(what + ": {task.completed}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(what)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._bar.start()
+        return lambda number: self._bar.advance(self._task)
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()

@@ -1,0 +1,137 @@
+"""The audits as tables in the terminal, from their figures as JSON; one block of rows per run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from divopd.report.printable import printable
+from divopd.report.run_tables import new_table, plain_console, quantity
+
+Figures = Mapping[str, Mapping[str, Any]]
+Rows = Iterator[Sequence[str]]
+
+
+def print_audit(name: str, runs: Figures) -> None:
+    """Print what an audit of this name says about each run."""
+    title, headings, rows_of, caption = TABLES[name]
+    table = new_table(title, ["run", *headings], texts=2, caption=caption)
+    for run, figures in runs.items():
+        for place, row in enumerate(rows_of(figures)):
+            table.add_row(printable(run) if place == 0 else "", *row)
+        table.add_section()
+    plain_console().print(table)
+
+
+def _utilization(figures: Mapping[str, Any]) -> Rows:
+    for method, used in figures.items():
+        share = used["utilization"]
+        yield (
+            method,
+            f"{share['never_selected']:.1%}",
+            f"{share['gini']:.2f}",
+            f"{share['scored_per_trained']:.2f}",
+            f"{used['effective_rollouts']:.1f}",
+            f"{used['top1_share']:.1%}",
+        )
+    yield "no composer below", f"{share['unreachable']:.1%}", "", "", "", ""
+
+
+def _selection(figures: Mapping[str, Any]) -> Rows:
+    stages = figures["stages"].values()
+    for depth in next(iter(stages))["shares"]:
+        for outcome in ("failure", "success"):
+            yield f"{depth}, {outcome}", *(f"{stage['shares'][depth][outcome]:.1%}" for stage in stages)
+    yield "all successes", *(f"{stage['success_share']:.1%}" for stage in stages)
+    yield "dead rows", *(f"{stage['dead_share']:.1%}" for stage in stages)
+    yield f"(of what arrived, {figures['pool_success_share']:.1%} are of successes)", "", "", "", ""
+
+
+def _retention(figures: Mapping[str, Any]) -> Rows:
+    for side, share in (("kept", 1 - figures["dropped_share"]), ("dropped", figures["dropped_share"])):
+        of = figures[side]
+        later = f"{figures['trained_later']:.1%}" if side == "dropped" else ""
+        yield side, str(of["turns"]), f"{share:.1%}", f"{of['depth']:.1f}", f"{of['disagreement_per_token']:.3f}", later
+
+
+def _stability(figures: Mapping[str, Any]) -> Rows:
+    for one in figures["lags"]:
+        overlap = "–" if one["top_k_overlap"] is None else f"{one['top_k_overlap']:.1%}"
+        yield (
+            f"{one['lag']}" + (" (never trained)" if one["lag"] > figures["max_staleness"] else ""),
+            str(one["turns"]),
+            f"{one['spearman']:.3f}",
+            overlap,
+            f"{one['probability_correlation']:.3f}",
+            f"{one['probability_gap']:.4f}",
+        )
+
+
+def _geometry(figures: Mapping[str, Any]) -> Rows:
+    updates = figures["updates"]
+    for name in updates[0]["composers"]:
+        of = [one["composers"][name] for one in updates]
+        pairs = [one["pairwise_cosine"] for one in of if one["pairwise_cosine"] is not None]
+        yield (
+            name,
+            f"{fmean(one['projection'] for one in of):.2f}",
+            f"{fmean(one['cosine'] for one in of):.2f}",
+            f"{fmean(pairs):.3f}" if pairs else "–",
+        )
+    above = figures["focus_above_base"]
+    yield f"focus above base in {above['drawn']} of {figures['decided']} updates", "", "", ""
+    yield f"focus above base's expectation in {above['expected']} of {figures['decided']}", "", "", ""
+    dropped = fmean(one["dropped_turns"] for one in updates), fmean(one["dropped_norm"] for one in updates)
+    yield f"focus drops {dropped[0]:.0%} of turns, {dropped[1]:.0%} of gradient norm", "", "", ""
+
+
+def _cost(figures: Mapping[str, Any]) -> Rows:
+    yield "teacher tokens scored per token trained", f"{figures['scored_per_trained']:.2f}"
+    yield "scored and never trained", f"{figures['never_trained_share']:.1%}"
+    for what, field in (
+        ("tokens trained (rows whole)", "trained_tokens"),
+        ("tokens the learner read", "computed_tokens"),
+        ("tokens the teacher scored (rows whole)", "scored_tokens"),
+        ("tokens the teacher need read", "read_tokens"),
+        ("tokens generated", "generated_tokens"),
+        ("seconds elapsed", "elapsed_s"),
+        ("learner, training", "learner_s"),
+        ("learner, waiting", "waited_s"),
+        ("explorers, all in flight", "explorer_s"),
+        ("teacher", "teacher_s"),
+    ):
+        yield what, "not known on this clock" if figures[field] is None else quantity(figures[field])
+
+
+TABLES = {
+    "utilization": (
+        "utilization: the same turns, replayed with every composer",
+        ["composer", "never\nselected", "Gini", "scored/\ntrained", "eff.\nrollouts", "top-1\nshare"],
+        _utilization,
+        "never selected: valid rollouts without a trained turn; last two: mean of the last 40 % of batches",
+    ),
+    "selection": (
+        "selection: share of selected turns by depth and outcome",
+        ["turn, outcome", "vanilla", "+ gate", "+ coverage", "+ focus"],
+        _selection,
+        None,
+    ),
+    "retention": (
+        "retention: what focus keeps when a rollout gets its first slots",
+        ["", "turns", "share", "mean turn", "disagreement\nper token", "trained\nlater"],
+        _retention,
+        None,
+    ),
+    "stability": (
+        "stability: cached disagreement against the same, recomputed later",
+        ["versions later", "turns", "Spearman", "top-k\noverlap", "probability\ncorrelation", "probability\ngap"],
+        _stability,
+        None,
+    ),
+    "geometry": (
+        "geometry: selected gradients against the pool's, same pools for all",
+        ["composer", "projection\n⟨G,Ĝ⟩/‖G‖²", "cosine", "pairwise\ncosine"],
+        _geometry,
+        "sketched gradients before the optimizer; the oracle selects and is judged in the same sketch",
+    ),
+    "cost": ("cost: who spent what", ["what", ""], _cost, None),
+}

@@ -1,0 +1,136 @@
+"""The look of all figures: the size of a page, colours that colour-blind readers tell apart, files written whole."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from divopd.errors import InputError, MissingExtraError
+from divopd.report.seeds import Interval
+
+WIDTH = 6.9  # inches: the text width of a page
+GREY, LIGHT = "#6E6E6E", "#D9D9D9"
+PALETTE = (
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6BB1",
+)  # Okabe and Ito's, +1
+MARKERS = "osD^vPX*"
+METHOD_COLOURS = {
+    "vanilla": "#D55E00",
+    "vanilla-wide": "#E69F00",
+    "gate-only": "#B8860B",
+    "tcod-f2b": "#6E6E6E",
+    "turnopd": "#A6A6A6",
+    "top-b": "#000000",
+    "divopd-focus": "#CC79A7",
+    "divopd-base": "#56B4E9",
+    "divopd": "#0072B2",
+    "divopd-r": "#009E73",
+    "divopd-adaptive": "#8C6BB1",
+}
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "lines.linewidth": 1.4,
+    "hatch.linewidth": 0.6,
+}
+
+
+def colour_of(method: str) -> str:
+    """Always the same colour for a method, whatever stands after its name."""
+    return METHOD_COLOURS.get(method.partition(",")[0].partition(" ")[0], GREY)
+
+
+@contextmanager
+def figure(path: Path, *, rows: int = 1, columns: int = 1, height: float = 2.4, **grid: Any) -> Iterator[Any]:
+    """Draw into a grid of axes (a flat list is given) and write the file when the block ends without an error."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError("matplotlib", "plots") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with matplotlib.rc_context(STYLE):
+        drawn, axes = plt.subplots(rows, columns, figsize=(WIDTH, height), layout="constrained", squeeze=False, **grid)
+        try:
+            yield list(axes.flat)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drawn.savefig(path, dpi=200)
+        except OSError as error:
+            raise InputError(f"{path}: cannot write the picture ({error.strerror})") from None
+        finally:
+            plt.close(drawn)
+
+
+def whiskers(interval: Interval) -> tuple[float, float]:
+    """Lengths of error bars below and above; none where a single value has no interval."""
+    if interval.count < 2:
+        return 0.0, 0.0
+    return interval.mean - interval.low, interval.high - interval.mean
+
+
+def bars(
+    axes: Any, labels: Sequence[str], values: Sequence[Interval], *, colours: Iterable[str], digits: int = 1
+) -> None:
+    """Horizontal bars, the first on top, each with its interval and its value in figures."""
+    places = range(len(labels))[::-1]
+    errors = list(zip(*(whiskers(value) for value in values), strict=True))
+    axes.barh(places, [v.mean for v in values], color=list(colours), height=0.72, zorder=2)
+    axes.errorbar(
+        [v.mean for v in values], places, xerr=errors, fmt="none", ecolor="black", elinewidth=0.8, capsize=2, zorder=3
+    )
+    axes.set_yticks(places, labels)
+    right = max([0.0, *(v.mean + up for v, up in zip(values, errors[1], strict=True))])
+    for place, value, up in zip(places, values, errors[1], strict=True):
+        axes.text(max(value.mean + up, 0) + 0.02 * right, place, f"{value.mean:.{digits}f}", va="center", fontsize=7)
+    axes.set_xlim(right=1.16 * right or 1.0)
+
+
+def grouped_bars(
+    axes: Any, groups: Sequence[str], series: dict[str, Sequence[Interval]], *, colours: dict[str, str]
+) -> None:
+    """Upright bars: for each group one bar of every series, with intervals."""
+    width = 0.84 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        errors = list(zip(*(whiskers(value) for value in values), strict=True))
+        axes.bar(places, [v.mean for v in values], width * 0.94, color=colours[name], label=name, zorder=2)
+        axes.errorbar(
+            places,
+            [v.mean for v in values],
+            yerr=errors,
+            fmt="none",
+            ecolor="black",
+            elinewidth=0.7,
+            capsize=1.5,
+            zorder=3,
+        )
+    axes.set_xticks(range(len(groups)), groups)
+
+
+def band(axes: Any, x: Sequence[float], values: Sequence[Interval], *, colour: str, label: str, **line: Any) -> None:
+    """A line of means with its 95 % interval shaded."""
+    axes.plot(x, [v.mean for v in values], color=colour, label=label, **line)
+    if all(value.count > 1 for value in values):
+        axes.fill_between(x, [v.low for v in values], [v.high for v in values], color=colour, alpha=0.16, linewidth=0)
+
+
+def letter(axes: Sequence[Any]) -> None:
+    """Mark panels (a), (b), … for a caption to refer to."""
+    for place, one in enumerate(axes):
+        one.set_title(f"({chr(ord('a') + place)}) {one.get_title()}", loc="left")
