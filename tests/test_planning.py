@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from divopd.config import Config, load_config
 from divopd.errors import InputError
-from divopd.forecast import CharacterCodec, Sample, forecast, sample_rollouts
+from divopd.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.models.model_files import read_model_facts
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
 from divopd.planning import Plan, make_plan
@@ -147,6 +147,19 @@ def test_other_teachers_are_looked_for(model: Path, tmp_path: Path) -> None:
     assert "teacher.by_task look_*" in only_problem(make_plan(config_for(model, model, teacher=teacher), out=tmp_path))
     served = {"model": "served", "url": "http://127.0.0.1:9/v1"}
     assert make_plan(config_for(model, model, teacher=served), out=tmp_path).problems == []
+    nowhere = {"model": "served", "url": "127.0.0.1:9"}
+    problem = only_problem(make_plan(config_for(model, model, teacher=nowhere), out=tmp_path))
+    assert problem.startswith("teacher.url: '127.0.0.1:9' is no address of a server")
+
+
+def test_every_teacher_needs_memory(model: Path) -> None:
+    """Each folder once; on the live clock explorers whose students are helped hold the teachers too."""
+    facts = read_model_facts(model)
+    one = memory_by_device(config_for(model, model), facts, [facts], longest=9)["cpu"]["teacher"]
+    assert one == 4 * facts.parameters
+    helped = config_for(model, model, clock="live", method="divopd-r")
+    assert memory_by_device(helped, facts, [facts, facts], longest=9)["cpu"]["teacher"] == 4 * one
+    assert "teacher" not in memory_by_device(config_for(model, model), facts, [], longest=9)["cpu"]
 
 
 def test_a_damaged_model_folder_is_refused(model: Path, tmp_path: Path) -> None:

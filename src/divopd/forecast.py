@@ -134,9 +134,9 @@ def forecast(config: Config, sample: Sample) -> Forecast:
 
 
 def memory_by_device(
-    config: Config, student: ModelFacts, teacher: ModelFacts | None, *, longest: int
+    config: Config, student: ModelFacts, teachers: Sequence[ModelFacts], *, longest: int
 ) -> dict[str, dict[str, int]]:
-    """Bytes by device and purpose; `longest` is the longest prompt to expect. A teacher on a server costs nothing."""
+    """Bytes by device and purpose; `longest` is the longest prompt to expect. Teachers on servers are not given."""
     width = BYTES[config.student.dtype]
     trained = _trained_parameters(config, student)
     live = config.clock == "live"
@@ -154,8 +154,10 @@ def memory_by_device(
             ),
         }
     }
-    if teacher is not None:
-        needs.setdefault(config.teacher.device, {})["teacher"] = teacher.parameters * BYTES[config.teacher.dtype]
+    if teachers:
+        acting = config.explorer.processes if live and config.method == "divopd-r" else 0  # explorers hold their own
+        bytes_each = (1 + acting) * BYTES[config.teacher.dtype]
+        needs.setdefault(config.teacher.device, {})["teacher"] = bytes_each * sum(t.parameters for t in teachers)
     return needs
 
 

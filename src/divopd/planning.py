@@ -5,7 +5,7 @@ print("\n".join(plan.lines))
 plan.refuse_problems()
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from divopd.forecast import (
 )
 from divopd.machine import free_disk, free_memory, in_bytes
 from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
+from divopd.models.openai_policy import OpenAIPolicy
 from divopd.prompts import Codec
 from divopd.teacher import check_lengths, check_vocabularies
 
@@ -86,12 +87,13 @@ def make_plan(config: Config, *, out: Path) -> Plan:
     student = _check_model(config, config.student, "student", plan)
     teacher = None if config.teacher.url else _check_model(config, config.teacher, "teacher", plan)
     if config.teacher.url:
-        plan.say(
-            "teacher", f"{config.teacher.model} at {config.teacher.url}; the preflight asks it when the run starts"
-        )
+        with plan.noting("teacher.url"):
+            server = OpenAIPolicy(config.teacher.url, model=config.teacher.model, timeout_s=config.teacher.timeout_s)
+            plan.say("teacher", f"{config.teacher.model} at {server.url}; the preflight asks it when the run starts")
     with plan.noting("teacher.model"):
         _compare_vocabularies(student, teacher)
-    _check_other_teachers(config, student, plan)
+    local = {config.teacher.model: teacher.facts} if teacher else {}
+    local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
     if train:
         with plan.noting(f"environment {config.environment.name}"):
@@ -100,7 +102,7 @@ def make_plan(config: Config, *, out: Path) -> Plan:
             expected = forecast(config, sample)
             _say_work(config, plan, sample, expected)
             if student:
-                _check_memory(config, plan, student.facts, teacher.facts if teacher else None, sample)
+                _check_memory(config, plan, student.facts, list(local.values()), sample)
                 _check_disk(plan, disk_bytes(config, student.facts, sample, expected), out)
     return plan
 
@@ -173,14 +175,18 @@ def _compare_vocabularies(student: Found | None, teacher: Found | None) -> None:
         check_vocabularies(student.tokenizer, teacher.tokenizer)
 
 
-def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> None:
+def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> dict[str, ModelFacts]:
+    """The teachers of some tasks that lie in folders, by folder."""
+    found = {}
     for pattern, model in config.teacher.by_task.items():
         plan.say("", f"tasks {pattern}: {model}")
         if not model.startswith(("http://", "https://")):
             with plan.noting(f"teacher.by_task {pattern}"):
                 teacher = _find_model(model)
+                found[model] = teacher.facts
                 _check_context(config, teacher, "teacher")
                 _compare_vocabularies(student, teacher)
+    return found
 
 
 def _check_extras(config: Config, plan: Plan) -> None:
@@ -192,8 +198,10 @@ def _check_extras(config: Config, plan: Plan) -> None:
             plan.problems.append(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
 
 
-def _check_memory(config: Config, plan: Plan, student: ModelFacts, teacher: ModelFacts | None, sample: Sample) -> None:
-    needs = memory_by_device(config, student, teacher, longest=sample.longest_prompt)
+def _check_memory(
+    config: Config, plan: Plan, student: ModelFacts, teachers: Sequence[ModelFacts], sample: Sample
+) -> None:
+    needs = memory_by_device(config, student, teachers, longest=sample.longest_prompt)
     for device, parts in needs.items():
         free = free_memory() if device == "cpu" else _cuda_memory(device)
         total = sum(parts.values())
