@@ -1,0 +1,104 @@
+"""Turns per second of an explorer against the plain way: generate, whole history each turn, one environment at a time.
+
+Both sides play the same tasks of alfworld-small to the same depth with one random model of the embedded size, sample at
+temperature 1 and keep the log probabilities. Ours keeps the cache of a rollout between its turns and answers for all
+environments at once. Seconds are processor seconds of one thread, so that other work on the machine does not count.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+
+from divopd.demonstrations import Slips, demonstrate, texts
+from divopd.environments import make_environment, tasks
+from divopd.explorer import Acting, Played, Start, play
+from divopd.models.policy import Policy, Response
+from divopd.models.tiny import build_model, build_tokenizer
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.prompts import Codec, style_for
+
+ENVIRONMENT = "alfworld-small"
+ROLLOUTS, TURNS, RESPONSE = 16, 20, 8  # an answer of the embedded models has about 6 tokens
+ROUNDS = 2
+
+
+class Plain:
+    """The model library's own generation, one prompt after the other."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def respond(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+    ) -> list[Response]:
+        responses = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            torch.manual_seed(seed)
+            ids = torch.tensor([list(prompt)])
+            made = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
+                max_new_tokens=max_tokens, return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+            chosen = made.sequences[0, ids.shape[1] :]
+            logprobs = torch.cat(made.logits).log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+            responses.append(Response(chosen.tolist(), logprobs.double().numpy()))
+        return responses
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[list[np.ndarray]]:
+        raise NotImplementedError("it only acts")
+
+
+def run() -> dict:
+    torch.set_num_threads(1)
+    style = style_for(ENVIRONMENT, answer="terse", actions="unlisted")
+    shown = islice(demonstrate(ENVIRONMENT, "expert", slips=Slips(), seed=0), 40)
+    tokenizer = build_tokenizer(texts(shown, style))
+    acting = Acting(style, Codec(tokenizer), temperature=1.0, max_response_tokens=RESPONSE, seed=0)
+    starts = [Start(n, task, TURNS) for n, task in enumerate(tasks(ENVIRONMENT, "train")[:ROLLOUTS])]
+    environments = [make_environment(ENVIRONMENT) for _ in starts]
+    ours, plain = TransformersPolicy(build_model(tokenizer, seed=0)), Plain(build_model(tokenizer, seed=0))
+
+    def together() -> list[Played]:
+        return play(starts, acting, student=ours, environments=environments)
+
+    def one_by_one() -> list[Played]:
+        student: Policy = plain
+        return [play([start], acting, student=student, environments=environments[:1])[0] for start in starts]
+
+    (fast, played), (slow, played_plainly) = _best(together), _best(one_by_one)
+    return {
+        "bench": "explorer",
+        "ratio": fast / slow,
+        "unit": "turns/s",
+        "ours": fast,
+        "reference": slow,
+        "detail": {
+            "rollouts_at_once": ROLLOUTS,
+            "ours": _sizes(played),
+            "reference": _sizes(played_plainly),
+        },
+    }
+
+
+def _best(side: Callable[[], list[Played]]) -> tuple[float, list[Played]]:
+    rates = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        played = side()
+        rates.append(sum(len(rollout.turns) for rollout in played) / (time.process_time() - start))
+    return max(rates), played
+
+
+def _sizes(played: list[Played]) -> dict[str, float]:
+    turns = [turn for rollout in played for turn in rollout.turns]
+    return {
+        "turns": len(turns),
+        "mean_prompt_tokens": float(np.mean([len(turn.prompt.ids) for turn in turns])),
+        "mean_response_tokens": float(np.mean([len(turn.response.ids) for turn in turns])),
+    }
