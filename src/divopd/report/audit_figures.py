@@ -85,6 +85,7 @@ def draw_retention(runs: Figures, path: Path) -> None:
             ha="right",
             va="bottom",
             fontsize=7,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         )
         left.set(xlabel="turn (depth in its rollout)", ylabel="kept by focus (%)", ylim=(0, 105))
         sides = {
@@ -94,7 +95,7 @@ def draw_retention(runs: Figures, path: Path) -> None:
         grouped_bars(right, depths, sides, colours={"kept": PALETTE[1], "dropped": PALETTE[4]})
         right.axhline(0, color="black", linewidth=0.7)
         right.set(xlabel="turn (depth in its rollout)", ylabel="disagreement per token (nats)")
-        right.legend()
+        right.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
         letter((left, right))
 
 

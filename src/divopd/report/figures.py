@@ -77,28 +77,37 @@ def figure(path: Path, *, rows: int = 1, columns: int = 1, height: float = 2.4, 
             plt.close(drawn)
 
 
-def whiskers(interval: Interval) -> tuple[float, float]:
-    """Lengths of error bars below and above; none where a single value has no interval."""
-    if interval.count < 2:
-        return 0.0, 0.0
-    return interval.mean - interval.low, interval.high - interval.mean
+def whiskers(axes: Any, x: Sequence[float], y: Sequence[float], values: Sequence[Interval], *, along: str) -> None:
+    """95 % intervals along the axis of the values; a single value has none."""
+    for place, value in enumerate(values):
+        if value.count > 1:
+            reach = [[value.mean - value.low], [value.high - value.mean]]
+            axes.errorbar(
+                x[place],
+                y[place],
+                **{f"{along}err": reach},
+                fmt="none",
+                ecolor="black",
+                elinewidth=0.8,
+                capsize=1.8,
+                zorder=3,
+            )
 
 
 def bars(
     axes: Any, labels: Sequence[str], values: Sequence[Interval], *, colours: Iterable[str], digits: int = 1
 ) -> None:
     """Horizontal bars, the first on top, each with its interval and its value in figures."""
-    places = range(len(labels))[::-1]
-    errors = list(zip(*(whiskers(value) for value in values), strict=True))
-    axes.barh(places, [v.mean for v in values], color=list(colours), height=0.72, zorder=2)
-    axes.errorbar(
-        [v.mean for v in values], places, xerr=errors, fmt="none", ecolor="black", elinewidth=0.8, capsize=2, zorder=3
-    )
+    places = list(range(len(labels)))[::-1]
+    means = [value.mean for value in values]
+    axes.barh(places, means, color=list(colours), height=0.72, zorder=2)
+    whiskers(axes, means, places, values, along="x")
     axes.set_yticks(places, labels)
-    right = max([0.0, *(v.mean + up for v, up in zip(values, errors[1], strict=True))])
-    for place, value, up in zip(places, values, errors[1], strict=True):
-        axes.text(max(value.mean + up, 0) + 0.02 * right, place, f"{value.mean:.{digits}f}", va="center", fontsize=7)
-    axes.set_xlim(right=1.16 * right or 1.0)
+    ends = [value.high if value.count > 1 else value.mean for value in values]
+    right = max(0.0, *ends)
+    for place, mean, end in zip(places, means, ends, strict=True):
+        axes.text(max(end, 0) + 0.02 * right, place, f"{mean:.{digits}f}", va="center", fontsize=7)
+    axes.set_xlim(right=1.18 * right or 1.0)
 
 
 def grouped_bars(
@@ -108,19 +117,23 @@ def grouped_bars(
     width = 0.84 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        errors = list(zip(*(whiskers(value) for value in values), strict=True))
-        axes.bar(places, [v.mean for v in values], width * 0.94, color=colours[name], label=name, zorder=2)
-        axes.errorbar(
-            places,
-            [v.mean for v in values],
-            yerr=errors,
-            fmt="none",
-            ecolor="black",
-            elinewidth=0.7,
-            capsize=1.5,
-            zorder=3,
-        )
+        means = [value.mean for value in values]
+        axes.bar(places, means, width * 0.94, color=colours[name], label=name, zorder=2)
+        whiskers(axes, places, means, values, along="y")
     axes.set_xticks(range(len(groups)), groups)
+
+
+def forest(
+    axes: Any, labels: Sequence[str], values: Sequence[Interval], *, null: float, colours: Sequence[str]
+) -> None:
+    """Differences or ratios with their intervals, the first on top, beside the line of no difference."""
+    places = list(range(len(labels)))[::-1]
+    means = [value.mean for value in values]
+    whiskers(axes, means, places, values, along="x")
+    axes.scatter(means, places, color=list(colours), s=26, zorder=4, edgecolor="black", linewidth=0.4)
+    axes.axvline(null, color="black", linestyle="--", linewidth=0.8)
+    axes.set_yticks(places, labels)
+    axes.set_ylim(-0.6, len(labels) - 0.4)
 
 
 def band(axes: Any, x: Sequence[float], values: Sequence[Interval], *, colour: str, label: str, **line: Any) -> None:
@@ -133,4 +146,6 @@ def band(axes: Any, x: Sequence[float], values: Sequence[Interval], *, colour: s
 def letter(axes: Sequence[Any]) -> None:
     """Mark panels (a), (b), … for a caption to refer to."""
     for place, one in enumerate(axes):
-        one.set_title(f"({chr(ord('a') + place)}) {one.get_title()}", loc="left")
+        title = one.get_title()
+        one.set_title("")
+        one.set_title(f"({chr(ord('a') + place)}) {title}", loc="left")

@@ -1,0 +1,153 @@
+"""`divopd paper`: the paper's tables and figures at the scale of a laptop."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from divopd.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from divopd.experiments.execution import Job
+    from divopd.experiments.items import Item
+    from divopd.experiments.paper import Plan
+
+HELP = """Make the paper's tables and figures with tiny models on the virtual clock, from runs that all items share.
+Runs that are missing are made, stopped ones go on; give the same command again at any time."""
+EXAMPLE = """divopd paper --list
+  divopd paper main --jobs 2
+  divopd paper --all --seeds 5"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="items of --list; claims: the table of claims")
+    parser.add_argument("--all", action="store_true", help="all items and the table of claims (hours; may be stopped)")
+    parser.add_argument("--list", action="store_true", help="show all items, their runs and the time they take")
+    parser.add_argument("--quick", action="store_true", help="a few updates of two seeds: shows that it works, no more")
+    parser.add_argument("--from-results", action="store_true", help="make no run; use the results that are there")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 … N-1 (default: 5, and 3 in other settings)")
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME", help="only this setting")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once, one core each (default 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, for all runs")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results, tables, figures (default docs)")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="run folders; may be deleted (default runs/paper)")
+    parser.add_argument("--configs", type=Path, default=Path("configs"), metavar="DIR", help="(default configs)")
+
+
+def run(args: argparse.Namespace) -> int:
+    for option in ("seeds", "jobs"):
+        if getattr(args, option) is not None and getattr(args, option) < 1:
+            raise InputError(f"--{option} is {getattr(args, option)}; expected 1 or more")
+    if not (args.names or args.all or args.list):
+        raise InputError("name one item or several, or give --all; `divopd paper --list` shows them")
+    plan = _plan(args)
+    if args.list:
+        _print_list(plan)
+        return 0
+    from divopd.experiments.items import ITEMS
+    from divopd.experiments.paper import wanted_by
+
+    for name in args.names:
+        if name not in ITEMS and name != "claims":
+            raise UnknownNameError("item", name, [*ITEMS, "claims"])
+    items = [item for name, item in ITEMS.items() if args.all or name in args.names]
+    if not args.from_results:
+        from divopd.experiments.execution import missing_jobs
+
+        _perform(missing_jobs(wanted_by(plan, items)), crew=args.jobs)
+    _write_items(plan, items)
+    if args.all or "claims" in args.names:
+        _write_claims(plan)
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> "Plan":
+    from divopd.experiments.paper import make_plan
+    from divopd.experiments.wanted import QUICK, Places
+
+    out = args.out or Path("runs/paper-quick" if args.quick else "docs")
+    places = Places(args.configs, args.runs or (out / "runs" if args.quick else Path("runs/paper")), out)
+    if not args.quick:
+        return make_plan(places, settings=args.setting, seeds=args.seeds, overrides=args.set)
+    settings = args.setting or ["default"]
+    return make_plan(places, settings=settings, seeds=args.seeds or 2, overrides=[*QUICK, *args.set])
+
+
+def _print_list(plan: "Plan") -> None:
+    from divopd.experiments.paper import outlook
+    from divopd.report.run_tables import new_table, plain_console
+    from divopd.report.terminal import duration
+
+    caption = "time: of one core, for the runs that are missing; items share runs, so --all takes less than the sum"
+    headings = ["item", "what", "in the paper", "runs", "missing", "time"]
+    table = new_table(f"settings: {', '.join(plan.settings)}", headings, texts=3, caption=caption)
+    for one in outlook(plan):
+        left = duration(one.seconds) if one.missing else "done"
+        table.add_row(one.item.name, one.item.title, one.item.where, str(one.runs), str(one.missing), left)
+    table.add_row("claims", "every numbered claim, with a verdict", "abstract, §1, §4", "", "", "seconds")
+    plain_console().print(table)
+
+
+def _perform(jobs: Sequence["Job"], *, crew: int) -> None:
+    """Make the missing runs, with a bar on a terminal and a line per run elsewhere."""
+    if not jobs:
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from divopd.experiments.execution import Crew, updates_done
+    from divopd.report.terminal import duration
+
+    console = Console(stderr=True, highlight=False)
+    total, done = sum(job.size for job in jobs), 0
+    started = time.monotonic()
+    open_jobs = {job.wanted.label: job for job in jobs}
+    before = {label: updates_done(job) for label, job in open_jobs.items()}
+    columns = (
+        TextColumn("{task.completed:.0f} of {task.total:.0f} updates"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total - sum(before.values()))
+        for job in Crew(crew).work(jobs):
+            if job is not None:
+                del open_jobs[job.wanted.label]
+                done += job.size - before[job.wanted.label]
+            now = done + sum(updates_done(one) - before[label] for label, one in open_jobs.items())
+            left = (time.monotonic() - started) / now * (bar.tasks[0].total - now) if now else None  # pyright: ignore[reportOptionalOperand]
+            text = f"{len(jobs) - len(open_jobs)} of {len(jobs)} runs; " + (
+                f"{duration(left)} left" if left is not None else ""
+            )
+            bar.update(task, completed=now, description=text)
+            if job is not None and not console.is_terminal:
+                console.print(f"{job.wanted.label}: done; {text}", soft_wrap=True)
+
+
+def _write_items(plan: "Plan", items: Iterable["Item"]) -> None:
+    from divopd.experiments.paper import gather, make, write
+
+    items = list(items)
+    results = gather(plan, dict.fromkeys(arm for item in items for arm in item.arms))
+    for item in items:
+        made = make(item, results)
+        if made is None:
+            print(f"{item.name}: no results that suffice; leave --from-results out to make the runs", file=sys.stderr)
+            continue
+        for sheet in made.sheets:
+            sheet.print()
+        files = write(item, made, plan.places.out / "paper")
+        print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
+
+
+def _write_claims(plan: "Plan") -> None:
+    from divopd.experiments.claims import judge_all, write_claims
+    from divopd.experiments.paper import gather
+
+    judged = judge_all(gather(plan))
+    for sheet in judged.sheets():
+        sheet.print()
+    files = write_claims(judged, plan.places.out)
+    print(f"written: {', '.join(map(str, files))}", file=sys.stderr)

@@ -1,0 +1,54 @@
+"""What is compared: settings (an environment with its models) and arms (a method with overrides)."""
+
+from dataclasses import dataclass
+
+BACKLOG = 128  # turns: two batches, for the arms with admission control
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A folder of configs/, and how an update of it usually takes, in seconds of one core."""
+
+    name: str
+    title: str
+    environment: str  # the paper's word for it
+    seconds_per_update: float
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A file of the setting and overrides. `load` is the share of the setting's own rollouts in flight."""
+
+    name: str
+    file: str
+    overrides: tuple[str, ...] = ()
+    load: float = 1.0
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("default", "ALFWorld, small homes", "alfworld", 4.0),
+        Setting("webshop-small", "WebShop, small shop", "webshop", 4.0),
+        Setting("scienceworld-short", "ScienceWorld, short tasks", "scienceworld", 8.0),
+    )
+}
+
+MAIN = ("vanilla", "tcod-f2b", "turnopd", "divopd-focus", "divopd-base", "divopd", "divopd-r", "divopd-adaptive")
+CORE = ("vanilla", "divopd-base", "divopd", "divopd-r")
+LOADS = {"low": 0.25, "medium": 0.5}  # high is the setting's own load
+READERS = ("vanilla", "divopd-base")
+CAPS = (3, 4, 5, 6)
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        *(Arm(method, method) for method in MAIN),
+        Arm("vanilla-wide", "vanilla", ("method=vanilla-wide",)),
+        Arm("divopd-base, no cap", "divopd-base", ("composer.cap=null",)),
+        *(Arm(f"divopd, k={cap}", "divopd", (f"composer.cap={cap}",)) for cap in CAPS),
+        Arm("vanilla, staleness 4", "vanilla", ("composer.max_staleness=4",)),
+        *(Arm(f"{reader}, {load} load", reader, load=share) for load, share in LOADS.items() for reader in READERS),
+        *(Arm(f"{reader}, admission", reader, (f"explorer.max_backlog={BACKLOG}",)) for reader in READERS),
+    )
+}

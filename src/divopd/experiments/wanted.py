@@ -1,0 +1,128 @@
+"""A run that an item of the paper wants, and where it and its result lie.
+
+A run is known by a digest of its resolved configuration, so all items that want the same run share it. Values that are
+the defaults do not enter the digest: a new setting leaves old results in place. A changed default is found out when a
+result is read, because the stored configuration is compared with the wanted one.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from divopd.errors import InputError
+from divopd.experiments.arms import ARMS, SETTINGS
+
+if TYPE_CHECKING:
+    from divopd.config import Config
+
+QUICK = (
+    "learner.updates=6",
+    "learner.checkpoint_every=6",
+    "evaluation.every=2",
+    "evaluation.tasks=6",
+    "composer.batch_size=12",
+    "explorer.rollouts_in_flight=4",
+    "environment.horizon=10",
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders: configurations, run folders (large, may be deleted), and what is kept: results, tables, figures."""
+
+    configs: Path
+    runs: Path
+    out: Path
+
+    @property
+    def results(self) -> Path:
+        return self.out / "results"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run: a setting, an arm, a seed, and overrides that hold for all runs of this command."""
+
+    setting: str
+    arm: str
+    seed: int
+    overrides: tuple[str, ...]
+    places: Places
+
+    @cached_property
+    def config(self) -> "Config":
+        """The resolved configuration."""
+        from divopd.config import load_config
+
+        arm = ARMS[self.arm]
+        file = self.places.configs / self.setting / f"{arm.file}.yaml"
+        if not file.is_file():
+            raise InputError(
+                f"{file}: no such configuration; `divopd paper` reads those of a checkout of divopd: run it there, or "
+                "say where they are with --configs"
+            )
+        # --set comes before the arm's own overrides: what is compared must differ
+        said = [*self.overrides, *arm.overrides, f"seed={self.seed}"]
+        if arm.load != 1:
+            own = load_config(file, said).explorer.rollouts_in_flight
+            said.append(f"explorer.rollouts_in_flight={max(1, round(arm.load * own))}")
+        return load_config(file, said)
+
+    @cached_property
+    def label(self) -> str:
+        """A name of the run, the same for all arms that want it: SETTING/METHOD-seedN-DIGEST."""
+        changed = self.config.model_dump(mode="json", exclude_defaults=True)
+        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.setting}/{self.config.method}-seed{self.seed}-{digest}"
+
+    @property
+    def result_file(self) -> Path:
+        return self.places.results / f"{self.label}.json"
+
+    @cached_property
+    def models(self) -> dict[str, str | None]:
+        """The digests of student and teacher, so that a result of other weights is not taken for this one's."""
+        return {
+            "student": model_digest(self.config.student.model),
+            "teacher": model_digest(self.config.teacher.model),
+        }
+
+    @property
+    def folder(self) -> Path:
+        weights = hashlib.sha256(json.dumps(self.models).encode()).hexdigest()[:4]
+        return self.places.runs / f"{self.label}-{weights}"
+
+
+def is_there(setting: str, places: Places) -> bool:
+    """Whether the setting has configurations in this checkout."""
+    return (places.configs / setting).is_dir()
+
+
+def model_digest(name: str) -> str | None:
+    """A digest of a model's weights; None if it is not there (an embedded one that was not built yet)."""
+    from divopd.embedded import DEFAULT_ENVIRONMENT, SHIPPED, cache_folder
+
+    folders = [Path(name)]
+    if name.startswith("embedded:"):
+        short = name.removeprefix("embedded:")
+        full = short if "/" in short else f"{DEFAULT_ENVIRONMENT}/{short}"
+        folders = [SHIPPED / full, cache_folder() / full]
+    for folder in folders:
+        if files := sorted(folder.glob("*.safetensors")):
+            return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
+    return None
+
+
+def same_settings(stored: Any, wanted: Any) -> bool:
+    """Whether two resolved configurations agree wherever both say something."""
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        return all(same_settings(stored[key], wanted[key]) for key in stored.keys() & wanted.keys() - {"versions"})
+    return stored == wanted
+
+
+def settings_of(places: Places, chosen: tuple[str, ...] | None) -> list[str]:
+    """The settings to run: all that are there, or those of them that were asked for."""
+    return [name for name in SETTINGS if is_there(name, places) and (chosen is None or name in chosen)]

@@ -1,0 +1,130 @@
+"""The paper's figures from means and intervals; what they show is decided in experiments/."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from divopd.report.figures import GREY, MARKERS, PALETTE, band, bars, colour_of, figure, forest, grouped_bars, letter
+from divopd.report.seeds import Interval
+
+Curve = Mapping[float, Interval]
+
+
+class Estimate(NamedTuple):
+    """A labelled mean with its interval."""
+
+    label: str
+    value: Interval
+    colour: str = GREY
+
+
+class Panel(NamedTuple):
+    """Estimates that share an axis; `null` is where nothing differs."""
+
+    title: str
+    axis: str
+    estimates: Sequence[Estimate]
+    null: float = 0.0
+
+
+def draw_bars(panels: Sequence[Panel], path: Path, *, digits: Sequence[int]) -> None:
+    """Panels of horizontal bars with the same labels, side by side."""
+    longest = max(len(panel.estimates) for panel in panels)
+    with figure(path, columns=len(panels), height=0.24 * longest + 0.95, sharey=True) as axes:
+        for one, panel, places in zip(axes, panels, digits, strict=True):
+            labels, values, colours = zip(*panel.estimates, strict=True)
+            bars(one, labels, values, colours=colours, digits=places)
+            one.set(xlabel=panel.axis, title=panel.title)
+        letter(axes)
+
+
+def draw_forest(panels: Sequence[Panel], path: Path) -> None:
+    """Differences or ratios with intervals, one panel per measure."""
+    longest = max(len(panel.estimates) for panel in panels)
+    with figure(path, columns=len(panels), height=0.26 * longest + 1.0, sharey=True) as axes:
+        for one, panel in zip(axes, panels, strict=True):
+            labels, values, colours = zip(*panel.estimates, strict=True)
+            forest(one, labels, values, null=panel.null, colours=colours)
+            one.set(xlabel=panel.axis, title=panel.title)
+        letter(axes)
+
+
+def draw_learning(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, targets: Mapping[str, int]) -> None:
+    """Success rate over updates, one panel per setting, mean and 95 % interval over seeds."""
+    with figure(path, columns=len(panels), height=2.5, sharey=True) as axes:
+        for one, (title, curves) in zip(axes, panels.items(), strict=True):
+            for place, (arm, curve) in enumerate(curves.items()):
+                marker = MARKERS[place % len(MARKERS)]
+                band(
+                    one,
+                    list(curve),
+                    list(curve.values()),
+                    colour=colour_of(arm),
+                    label=arm,
+                    marker=marker,
+                    markersize=3,
+                )
+            if targets.get(title):
+                one.axhline(targets[title], color=GREY, linestyle="--", linewidth=0.8)
+                one.annotate(
+                    f"τ = {targets[title]} %",
+                    (0.01, targets[title]),
+                    xycoords=("axes fraction", "data"),
+                    va="bottom",
+                    fontsize=7,
+                )
+            one.set(xlabel="learner update", title=title)
+            one.set_ylim(0, 100)
+        axes[0].set_ylabel("success rate (%)")
+        axes[-1].legend(loc="lower right")
+        letter(axes)
+
+
+def draw_trends(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, axis: str) -> None:
+    """Any figure of the batches over updates, one panel per setting."""
+    with figure(path, columns=len(panels), height=2.2) as axes:
+        for one, (title, curves) in zip(axes, panels.items(), strict=True):
+            for arm, curve in curves.items():
+                band(one, list(curve), list(curve.values()), colour=colour_of(arm), label=arm)
+            one.set(xlabel="learner update", title=title)
+            one.set_ylim(bottom=0)
+        axes[0].set_ylabel(axis)
+        axes[-1].legend()
+        letter(axes)
+
+
+def draw_load(loads: Sequence[str], series: Mapping[str, Mapping[str, Sequence[Interval]]], path: Path) -> None:
+    """Measures (outer names) by load, one bar per reader."""
+    with figure(path, columns=len(series), height=2.3) as axes:
+        for one, (title, readers) in zip(axes, series.items(), strict=True):
+            grouped_bars(one, loads, dict(readers), colours={reader: colour_of(reader) for reader in readers})
+            one.set(xlabel="producer load", ylabel=title)
+            one.margins(y=0.12)
+        axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, handlelength=1)
+
+
+def draw_sweep(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, axis: str) -> None:
+    """Measures against a number that was varied: one panel per setting, one line per measure."""
+    with figure(path, columns=len(panels), height=2.3, sharey=True) as axes:
+        for one, (title, curves) in zip(axes, panels.items(), strict=True):
+            for place, (measure, curve) in enumerate(curves.items()):
+                x, values = list(curve), list(curve.values())
+                reach = [
+                    [v.mean - v.low if v.count > 1 else 0 for v in values],
+                    [v.high - v.mean if v.count > 1 else 0 for v in values],
+                ]
+                one.errorbar(
+                    x,
+                    [v.mean for v in values],
+                    yerr=reach,
+                    marker=MARKERS[place],
+                    markersize=4,
+                    capsize=2,
+                    color=PALETTE[place],
+                    label=measure,
+                )
+            one.set(xlabel=axis, title=title)
+            one.set_xticks(sorted({x for curve in curves.values() for x in curve}))
+        axes[0].set_ylabel("success rate (%)")
+        axes[0].legend()
+        letter(axes)
