@@ -45,6 +45,12 @@ class Layered:
                 into[key] = value
 
 
+def shipped_configs() -> Path:
+    """The folder of the configurations that come with divopd: inside an installed package, else beside the sources."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+
+
 def read_layers(file: Path, overrides: Sequence[str]) -> Layered:
     """A file over what it extends (`extends: ../common.yaml`, relative to itself), then overrides KEY=VALUE."""
     layered = Layered(file)

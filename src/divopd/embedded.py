@@ -28,8 +28,8 @@ class Recipe:
     seed: int
     updates: int
     weak_percent: float | None = None
-    weak_updates: int = 300
-    weak_plausible: float = 0.7
+    weak_updates: int = 60
+    weak_plausible: float = 0.6
 
 
 RECIPES = {
@@ -77,8 +77,8 @@ def build(name: str, folder: Path) -> float:
         )
         limit = recipe.weak_percent
         with _progress(f"{name}, weakened", recipe.weak_updates) as report:
-            settings = SftSettings(updates=recipe.weak_updates, rollouts=8, learning_rate=1e-3)
-            evaluations = Evaluations(every=20)
+            settings = SftSettings(updates=recipe.weak_updates, rollouts=8, learning_rate=3e-4)
+            evaluations = Evaluations(every=5)
             last = teach(policy, weak, settings, evaluations=evaluations, wanted=lambda p: p <= limit, report=report)
     partial = folder.with_name(f".{folder.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)

@@ -1,46 +1,88 @@
-"""`divopd demo`: the allocation problem on synthetic recordings, all composers side by side."""
+"""`divopd demo`: train with vanilla and with DivOPD, and compare."""
 
 import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from divopd.composers import METHODS, make_composer
 from divopd.errors import InputError
-from divopd.replay import recording_of
-from divopd.synth import PRESETS, load_of, synthesize
 
-HELP = "Synthesize a recording shaped like each of the paper's environments and replay every composer on it."
-EXAMPLE = "divopd demo --out demo"
+if TYPE_CHECKING:
+    from divopd.experiments.demo import Finding, Progress
 
-UPDATES = 100
-SHOWN = [name for name in METHODS if name not in ("divopd-r", "tcod-f2b")]  # as composers: divopd and vanilla
+HELP = "Train the embedded student with vanilla and with DivOPD, same seed, and compare: a table and a picture."
+EXAMPLE = "divopd demo --quick"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), help="folder for the pictures (default runs/demo)"
-    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs and pictures go (default runs/demo…)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="one environment instead of three")
+    parser.add_argument("--quick", action="store_true", help="fewer updates and tasks: two minutes instead of ten")
 
 
 def run(args: argparse.Namespace) -> int:
-    from divopd.report.comparison import compare, comparison_table, draw_comparison
+    from divopd.config import load_config
+    from divopd.config_files import shipped_configs
+    from divopd.experiments.demo import METHODS, QUICK, findings, train_side_by_side
+    from divopd.report.curves import draw_curves
+    from divopd.report.run_comparison import compare_runs
+    from divopd.report.run_tables import print_comparison
+    from divopd.report.runs import read_run
 
+    settings = QUICK if args.quick else ()
+    config = load_config(shipped_configs() / "default" / "divopd.yaml", settings)
+    out: Path = args.out or Path("runs") / f"demo{'-quick' if args.quick else ''}-seed{args.seed}"
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {args.out}: cannot make the folder ({error.strerror})") from None
-    for name in list(PRESETS)[: 1 if args.quick else None]:
-        model = PRESETS[name]
-        recording = recording_of(synthesize(model, updates=UPDATES, seed=args.seed), updates=UPDATES)
-        composers = {method: make_composer(method, total_updates=UPDATES) for method in SHOWN}
-        comparison = compare(recording, composers, updates=UPDATES)
-        comparison_table(
-            comparison,
-            title=f"{name}-like SYNTHETIC recording: {len(recording.turns)} turns, {UPDATES} updates, "
-            f"load {load_of(model):.1f}",
-        )
-        picture = args.out / f"{name}.png"
-        draw_comparison(comparison, picture)
-        print(f"picture: {picture}\n")
+        raise InputError(f"--out {out}: cannot make the folder ({error.strerror})") from None
+    _watch(train_side_by_side(out, settings, seed=args.seed), updates=config.learner.updates)
+    runs = {method: read_run(out / method, name=method) for method in METHODS}
+    comparison = compare_runs(list(runs.values()))
+    print_comparison(comparison, clock="virtual")
+    _print_findings(findings(comparison, runs))
+    picture = out / "curves.png"
+    draw_curves(list(runs.values()), picture, target=comparison.target)
+    print(f"picture: {picture}")
+    print(f"runs:    {' '.join(str(out / method) for method in METHODS)}")
     return 0
+
+
+def _watch(steps: Iterator[dict[str, "Progress"]], *, updates: int) -> None:
+    """Bars in a terminal, elsewhere a line for every evaluation."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    from divopd.experiments.demo import METHODS
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("updates"))
+    said: dict[str, int] = {}
+    with Bars(
+        *columns,
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[rate]}"),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks = {method: bars.add_task(method, total=updates, rate="") for method in METHODS}
+        for step in steps:
+            for method, progress in step.items():
+                rate = f"success rate {progress.rates[-1]:.1f} %" if progress.rates else "starting"
+                bars.update(tasks[method], completed=progress.updates, rate=rate)
+                if not console.is_terminal and len(progress.rates) > said.get(method, 0):
+                    said[method] = len(progress.rates)
+                    console.print(f"{method}: update {progress.updates}/{updates}, {rate}")
+
+
+def _print_findings(found: Sequence["Finding"]) -> None:
+    from divopd.experiments.demo import METHODS
+    from divopd.report.run_tables import new_table, plain_console
+
+    table = new_table("what the paper expects of DivOPD, and these two runs", ["", *METHODS, "holds here"], texts=1)
+    for one in found:
+        table.add_row(one.what, one.vanilla, one.divopd, {True: "yes", False: "no", None: "unknown"}[one.holds])
+    console = plain_console()
+    console.print(table)
+    console.print("One seed tells little about learning: docs/claims.md has several, with intervals.")
