@@ -49,6 +49,8 @@ def make_run(
                 f"{clock}_s": UPDATE_S * (update + 1),
                 **({"learner_s": 7.0 * (update + 1)} if clock == "wall" else {}),
                 "waited_s": WAITED_S,
+                "rollouts_used": store.decided(update).used,
+                "rollouts_unused": store.decided(update).unused,
                 "rollouts_put": rollouts * (update + 1),
                 "turns_put": turns_put,
                 "queued": turns_put - batch.entry.watermark,

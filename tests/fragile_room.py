@@ -1,4 +1,4 @@
-"""Environments for tests that die: one always, one for every other task."""
+"""Environments for tests that die: for every other task, always, or by a bug."""
 
 from divopd.environments import Observation
 from divopd.errors import EnvironmentFailure
@@ -31,3 +31,10 @@ class FallenRoom(FragileRoom):
 
     def breaks(self) -> bool:
         return True
+
+
+class BuggyRoom(FragileRoom):
+    """Has a bug of its own: no failure that a run knows what to do with."""
+
+    def breaks(self) -> bool:
+        return 1 / 0 > 1

@@ -1,16 +1,22 @@
 """Queue pressure: each situation is recognised and gets the advice that fits it."""
 
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from divopd.composers.composer import Settings
 from divopd.report.gauge import QueuePressure, queue_pressure
+from divopd.store import Store
+from divopd.turns import Fate
+from fake_runs import make_run
 
 
 def updates(count: int = 10, *, arriving: int, rollouts: int, **figures: float) -> list[dict[str, Any]]:
     """Figures of equal updates; `arriving` turns of `rollouts` rollouts come with each."""
-    same = {"rows": 64, "rollouts": 10, "stale": 0, "aged_out": 0, "invalid": 0, "waited_s": 0.0} | figures
+    same = {"rows": 64, "rollouts_used": 10, "rollouts_unused": 0, "stale": 0, "aged_out": 0, "invalid": 0}
+    same |= {"waited_s": 0.0, **figures}
     return [
         same | {"turns_put": arriving * (n + 1), "rollouts_put": rollouts * (n + 1), "virtual_s": 10.0 * (n + 1)}
         for n in range(count)
@@ -25,10 +31,10 @@ def judge(method: str = "divopd", *, max_backlog: int | None = None, cap: int = 
 
 def test_too_many_turns_are_told_as_in_the_issue() -> None:
     """Load, the share of rollouts that will expire, and three remedies with the cap that fits."""
-    pressure = judge(arriving=147, rollouts=17, stale=83)
+    pressure = judge(arriving=147, rollouts=17, stale=83, rollouts_unused=7)
     assert pressure.verdict == "overfull"
     assert pressure.sentence == (
-        "turns arrive 2.3× faster than they are trained; at least 41 % of rollouts will expire unused; "
+        "turns arrive 2.3× faster than they are trained; 41 % of rollouts will expire unused; "
         "raise the batch size, lower the cap to 3, or set explorer.max_backlog"
     )
     assert pressure.expiring_turns == pytest.approx(83 / 147)
@@ -45,17 +51,17 @@ def test_too_many_turns_are_told_as_in_the_issue() -> None:
     ],
 )
 def test_advice_is_what_the_method_can_follow(method: str, cap: int, max_backlog: int | None, advice: str) -> None:
-    pressure = judge(method, cap=cap, max_backlog=max_backlog, arriving=147, rollouts=17, stale=83)
+    pressure = judge(method, cap=cap, max_backlog=max_backlog, arriving=147, rollouts=17, stale=83, rollouts_unused=7)
     assert pressure.sentence.endswith(f"; {advice}")
 
 
 def test_more_rollouts_than_slots_want_a_cap_of_one() -> None:
     """The cap is never advised below 1."""
-    assert "lower the cap to 1" in judge(arriving=800, rollouts=100).advice
+    assert "lower the cap to 1" in judge(arriving=800, rollouts=100, rollouts_unused=90).advice
 
 
 def test_expiring_turns_alone_need_no_change() -> None:
-    """Where every batch has as many rollouts as arrive, a composer that chooses lets turns expire on purpose."""
+    """Where every rollout has a trained turn, a composer that chooses lets turns expire on purpose."""
     pressure = judge(arriving=128, rollouts=10, stale=64)
     assert (pressure.verdict, pressure.advice) == ("selective", ())
     assert "50 % of the turns expire" in pressure.sentence
@@ -80,6 +86,29 @@ def test_balance_is_left_alone() -> None:
     """Turns that the gate drops are no load."""
     pressure = judge(arriving=94, rollouts=10, invalid=30)
     assert (pressure.verdict, pressure.load, pressure.advice) == ("balanced", 1.0, ())
+
+
+@pytest.mark.parametrize("method", ["vanilla", "gate-only", "divopd", "top-b"])
+def test_unused_rollouts_are_counted_exactly(tmp_path: Path, method: str) -> None:
+    """Every rollout with a valid turn is decided once: at its first trained turn, or when its last one is gone."""
+    run = make_run(tmp_path / "run", method=method, rollouts=12, rates=(0.0,) * 5)
+    by_rollout: dict[str, list[Fate]] = defaultdict(list)
+    with Store.open_read_only(run) as store:
+        for turn in store.stored_turns():
+            if turn.reason is None:
+                by_rollout[turn.rollout].append(turn.fate)
+        figures = store.figures("update")
+    used, unused = Counter[int](), Counter[int]()
+    for fates in by_rollout.values():
+        trained = [fate.update for fate in fates if fate.kind == "trained"]
+        gone = [fate.update for fate in fates if fate.update is not None]
+        if trained:
+            used[min(trained)] += 1
+        elif len(gone) == len(fates):
+            unused[max(gone)] += 1
+    assert sum(unused.values()) > 0
+    for update, figure in figures.items():
+        assert (figure["rollouts_used"], figure["rollouts_unused"]) == (used[update], unused[update])
 
 
 def test_only_recent_updates_count_and_one_is_too_few() -> None:

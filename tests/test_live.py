@@ -94,12 +94,22 @@ def test_a_teacher_that_is_away_delays_and_loses_nothing(models: Path, tmp_path:
         assert store.account().adds_up
 
 
-@pytest.mark.slow
-def test_a_role_that_cannot_run_ends_the_run_with_its_words(models: Path, tmp_path: Path) -> None:
-    """A run whose student is gone says so instead of restarting for ever."""
+def test_the_preflight_comes_first(models: Path, tmp_path: Path) -> None:
+    """A run whose student is gone says so, and no role is started."""
     settings = config(models, clock="live", student={"model": str(tmp_path / "nothing")})
     begin_run(settings, tmp_path / "run")
-    with pytest.raises(DivopdError, match=r"died 6 times .* no model there"):
+    with pytest.raises(DivopdError, match=r"preflight refuses the run; its last words: .* no model there"):
+        LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
+    assert not (tmp_path / "run" / "learner.log").exists()
+
+
+@pytest.mark.slow
+def test_a_role_that_cannot_run_ends_the_run_with_its_words(models: Path, tmp_path: Path) -> None:
+    """A bug in a user's environment ends the run instead of being restarted for ever."""
+    fragile = Path(__file__).parent / "fragile_room.py"
+    settings = config(models, clock="live", environment={"name": f"{fragile}:BuggyRoom"})
+    begin_run(settings, tmp_path / "run")
+    with pytest.raises(DivopdError, match=r"(explorer-0|evaluator) died 6 times, to no avail; .* ZeroDivisionError"):
         LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
 
 

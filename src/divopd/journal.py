@@ -64,6 +64,16 @@ class Spent(NamedTuple):
     scored_tokens: int
 
 
+class Decided(NamedTuple):
+    """Rollouts whose lot was decided at one update: trained for the first time, or gone without a trained turn.
+
+    Only rollouts with a valid turn count, and only valid turns are trained ones; every rollout is decided once.
+    """
+
+    used: int
+    unused: int
+
+
 class ResumePoint(NamedTuple):
     """Updates `next_update` … `journaled` - 1 are served again from the journal; `journaled` is composed anew."""
 

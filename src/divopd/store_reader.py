@@ -12,7 +12,17 @@ from typing import Any, Literal, TypeVar
 
 from divopd.composers.composer import Candidate, Composer
 from divopd.errors import InputError, LedgerError, NotAStoreError, StoreError
-from divopd.journal import Account, JournaledBatch, JournalEntry, Key, ResumePoint, Spent, StoredTurn, decode_entry
+from divopd.journal import (
+    Account,
+    Decided,
+    JournaledBatch,
+    JournalEntry,
+    Key,
+    ResumePoint,
+    Spent,
+    StoredTurn,
+    decode_entry,
+)
 from divopd.payload import MAX_PAYLOAD_BYTES, decode_turn, digest_of
 from divopd.store_schema import LOCK_WAIT_S, connect, store_path, translated_errors
 from divopd.turns import ROLLOUT_ID, Fate, Rollout, Turn, turn_from_json
@@ -155,6 +165,20 @@ class StoreReader:
         with self.snapshot():
             rollouts, turns, scored = self._db.execute(query).fetchone()
             return Spent(rollouts, turns, self._one("SELECT generated_tokens FROM state"), scored or 0)
+
+    def decided(self, update: int) -> Decided:
+        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        query = (
+            "SELECT min(CASE t.fate WHEN 'trained' THEN t.fate_update END), max(t.fate_update IS NULL), "
+            "max(t.fate_update) FROM rollouts r JOIN turns t ON t.rollout = r.number "
+            "WHERE r.id = ? AND t.reason IS NULL"
+        )
+        with self.snapshot():
+            entry = self._entry(update)[0]
+            names = {name for name, _ in (*entry.selected, *entry.stale, *entry.aged_out)}
+            lots = [self._db.execute(query, (name,)).fetchone() for name in names]
+        used = sum(first_trained == update for first_trained, _, _ in lots)
+        return Decided(used, sum(first is None and not left and last == update for first, left, last in lots))
 
     # ── turns ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

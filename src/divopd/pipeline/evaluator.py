@@ -6,7 +6,7 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import kind_of, tasks
-from divopd.evaluation import Setting, success_rate
+from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
 
@@ -37,7 +37,14 @@ class Evaluator:
 
     def evaluate(self, policy: Policy) -> dict[str, Any]:
         """Success rate in percent, overall and by kind of task, and the mean number of turns."""
-        played = success_rate(policy, self.tasks, self._setting)
+        return self._figures(success_rate(policy, self.tasks, self._setting))
+
+    def evaluate_takeover(self, policy: Policy, *, student: Policy, after_turns: int) -> dict[str, Any]:
+        """The same figures when the policy takes over from a student, over the tasks that were open by then."""
+        played = takeover_success_rate(student, self.tasks, self._setting, teacher=policy, after_turns=after_turns)
+        return self._figures(Evaluation(tuple(one for one in played.rollouts if len(one.turns) > after_turns)))
+
+    def _figures(self, played: Evaluation) -> dict[str, Any]:
         environment = self.config.environment
         kinds = {task: kind_of(environment.name, task, **environment.settings) for task in self.tasks}
         total = Counter(kinds[rollout.start.task] for rollout in played.rollouts)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from divopd.store import Store
 POLL_S = 0.2
 REFUSED = 2  # exit code of a role that would end the same if it were started again
 PATIENCE_S = 30.0  # for a role to stop after SIGTERM
-RESTARTS = 5  # of one role within WINDOW_S seconds: more means that it cannot run
-WINDOW_S = 60.0
+RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
 
 
 class LiveRun:
@@ -27,7 +27,7 @@ class LiveRun:
         explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
         self.names = ["learner", "teacher", "evaluator", *explorers]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.deaths: dict[str, list[float]] = {name: [] for name in self.names}
+        self.deaths: Counter[str] = Counter()  # since the last update or evaluation
         self._reported: set[tuple[str, int]] = set()
 
     def run(self) -> None:
@@ -73,13 +73,10 @@ class LiveRun:
         return ended == {"learner", "evaluator"}
 
     def _restart(self, name: str, code: int) -> None:
-        now = time.monotonic()
-        self.deaths[name] = [moment for moment in self.deaths[name] if now - moment < WINDOW_S] + [now]
+        self.deaths[name] += 1
         self.report("restart", {"role": name, "code": code})
-        if len(self.deaths[name]) > RESTARTS:
-            raise DivopdError(
-                f"the {name} died {len(self.deaths[name])} times within {WINDOW_S:g} s; {self._last_words(name)}"
-            )
+        if self.deaths[name] > RESTARTS:
+            raise DivopdError(f"the {name} died {self.deaths[name]} times, to no avail; {self._last_words(name)}")
         self._start(name)
 
     def _last_words(self, name: str) -> str:
@@ -105,4 +102,5 @@ class LiveRun:
             for number, figures in store.figures(kind).items():
                 if (kind, number) not in self._reported:
                     self._reported.add((kind, number))
+                    self.deaths.clear()
                     self.report(kind, {key: number, **figures})

@@ -83,7 +83,7 @@ class LiveLearner:
 
     def _record(self, batch: JournaledBatch, learner: dict[str, object]) -> None:
         entry = batch.entry
-        spent = self.store.spent()
+        spent, decided = self.store.spent(), self.store.decided(entry.update)
         figures = {
             **asdict(batch_figures(batch.candidates, update=entry.update)),
             "learner": learner,
@@ -96,6 +96,8 @@ class LiveLearner:
             "wall_s": time.monotonic() - self.began,
             "learner_s": self.learner_s,
             "waited_s": self.waited_s,
+            "rollouts_used": decided.used,
+            "rollouts_unused": decided.unused,
             "rollouts_put": spent.rollouts,
             "turns_put": spent.turns,
             "queued": self.store.backlog(),

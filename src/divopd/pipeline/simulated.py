@@ -226,12 +226,15 @@ class SimulatedRun:
 
     def _record(self, batch: JournaledBatch, learner: dict[str, Any], *, waited_s: float) -> None:
         update = batch.entry.update
+        decided = self.store.decided(update)
         figures = {
             **asdict(batch_figures(batch.candidates, update=update)),
             "learner": learner,
             "spent": asdict(self.spent),
             "virtual_s": self.time,
             "waited_s": waited_s,
+            "rollouts_used": decided.used,
+            "rollouts_unused": decided.unused,
             "rollouts_put": self.rollouts_put,
             "turns_put": self.turns_put,
             "queued": self.turns_put - batch.entry.watermark,

@@ -25,7 +25,7 @@ class QueuePressure:
     verdict: Verdict
     load: float  # turns that could be trained and arrive, for each one that is trained
     expiring_turns: float  # share of the turns that left untrained, because they were stale or had aged out
-    unused_rollouts: float  # share of the arriving rollouts that will expire without a trained turn, at least
+    unused_rollouts: float  # share of the rollouts that expired without a trained turn; the others had one
     waiting: float  # share of the learner's time
     situation: str
     advice: tuple[str, ...]
@@ -44,7 +44,7 @@ class _Flow:
     trained: float
     expired: float
     rollouts_arrived: float
-    rollouts_trained: float
+    unused: float  # share of the rollouts whose lot was decided
     waiting: float
 
     @property
@@ -54,11 +54,6 @@ class _Flow:
     @property
     def expiring(self) -> float:
         return self.expired / max(self.expired + self.trained, 1.0)
-
-    @property
-    def unused(self) -> float:
-        # a rollout that is in two batches counts twice as trained, so this never says too much
-        return max(0.0, 1 - self.rollouts_trained / self.rollouts_arrived) if self.rollouts_arrived else 0.0
 
 
 def queue_pressure(
@@ -93,12 +88,13 @@ def _flow(recent: Sequence[Mapping[str, Any]]) -> _Flow:
         return sum(figures[name] for figures in rest for name in names) / count
 
     elapsed = elapsed_s(last) - elapsed_s(first)
+    used, unused = (sum(figures.get(name, 0) for figures in rest) for name in ("rollouts_used", "rollouts_unused"))
     return _Flow(
         arrived=(last["turns_put"] - first["turns_put"]) / count - mean("invalid"),
         trained=mean("rows"),
         expired=mean("stale", "aged_out"),
         rollouts_arrived=(last["rollouts_put"] - first["rollouts_put"]) / count,
-        rollouts_trained=mean("rollouts"),
+        unused=unused / (used + unused) if unused else 0.0,
         waiting=sum(figures["waited_s"] for figures in rest) / elapsed if elapsed > 0 else 0.0,
     )
 
@@ -141,7 +137,7 @@ def _overfull(flow: _Flow, settings: Settings, max_backlog: int | None) -> tuple
         advice.append(f"lower the cap to {fitting}")  # divopd-adaptive does so by itself
     if max_backlog is None:
         advice.append("set explorer.max_backlog")
-    return f"{faster}; at least {percent(flow.unused)} of rollouts will expire unused", tuple(advice)
+    return f"{faster}; {percent(flow.unused)} of rollouts will expire unused", tuple(advice)
 
 
 def percent(share: float) -> str:
