@@ -103,6 +103,14 @@ def test_a_model_is_evaluated_as_its_configuration_says(
     assert (short["tasks"], short["environment"]) == (3, DRAW)
 
 
+def test_a_model_takes_over_from_another(run: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only tasks that were open after the first model's turns count; one that ends in a turn leaves none."""
+    taken = told(capsys, model, "--config", run / "config.yaml", "--after", model, "--after-turns", 1)[0]
+    alone = told(capsys, model, "--config", run / "config.yaml")[0]
+    assert taken["tasks"] < alone["tasks"]
+    assert taken["turns"] > 1 or taken["tasks"] == 0
+
+
 def test_the_table_shows_kinds(run: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(model, "--config", run / "config.yaml", "--set", "evaluation.tasks=4") == 0
     out = capsys.readouterr().out
@@ -122,6 +130,8 @@ def test_wrong_arguments_are_refused_in_a_sentence(run: Path, model: Path, tmp_p
         ((run, "--version", "7"), "it has 0, 2, 10"),
         ((run, "--config", config), "leave --config"),
         ((run, "--tasks", "0"), "expected 1 or more"),
+        ((run, "--after", tmp_path), "expected a run"),
+        ((run, "--after", model, "--after-turns", "0"), "expected 1 or more"),
     ]
     for arguments, sentence in wrong:
         with pytest.raises(InputError, match=sentence):

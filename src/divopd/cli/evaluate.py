@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 HELP = "Play the evaluation tasks with a run's weights or with a model, and print how many succeed."
 EXAMPLE = """divopd evaluate runs/mine --version 50
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml
+  divopd evaluate embedded:teacher --config configs/default/divopd.yaml --after embedded:student --after-turns 10
   divopd evaluate my-model --environment alfworld-small --answer terse --actions unlisted"""
 
 TERSE_TOKENS = 32  # enough for a bare action
@@ -30,12 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--actions", choices=("listed", "unlisted"), help="with --environment: those allowed, in the prompt"
     )
     parser.add_argument("--tasks", type=int, metavar="N", help="only the first so many evaluation tasks")
+    parser.add_argument("--after", metavar="MODEL", help="this model acts first, and what is evaluated takes over")
+    parser.add_argument("--after-turns", type=int, default=10, metavar="N", help="after so many turns (default 10)")
     parser.add_argument("--json", action="store_true", help="one object a model")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.tasks is not None and args.tasks < 1:
         raise InputError(f"--tasks is {args.tasks}; expected 1 or more")
+    if args.after_turns < 1:
+        raise InputError(f"--after-turns is {args.after_turns}; expected 1 or more")
     if args.config and args.environment:
         raise InputError("--config says the environment; give either --config or --environment")
     if args.set and not args.config:
@@ -56,13 +61,21 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
 
     from divopd.pipeline.evaluator import Evaluator
     from divopd.prompts import Codec
+    from divopd.teacher import check_vocabularies
 
     config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
     if args.tasks:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
     policy = _load(config, weights)
-    figures = Evaluator(config, Codec(policy.tokenizer)).evaluate(policy)
+    evaluator = Evaluator(config, Codec(policy.tokenizer))
+    if args.after:
+        _check_model(args.after)
+        first = _load(_in_place(config, args.after), None)
+        check_vocabularies(first.tokenizer, policy.tokenizer)
+        figures = evaluator.evaluate_takeover(policy, student=first, after_turns=args.after_turns)
+    else:
+        figures = evaluator.evaluate(policy)
     named = {"what": what, "version": int(weights.name) if weights else None, "environment": config.environment.name}
     return named | figures
 
@@ -97,14 +110,9 @@ def _of_model(what: str, args: argparse.Namespace) -> "Config":
 
     if args.version is not None:
         raise InputError(f"--version {args.version} is of a run, but {what} is none (no config.yaml in it)")
-    if not what.startswith("embedded:") and not (Path(what) / "config.json").is_file():
-        raise InputError(
-            f"{what}: expected a run (config.yaml), a model folder (config.json) or embedded:NAME; got neither"
-        )
+    _check_model(what)
     if args.config:
-        config = load_config(args.config, args.set)
-        student = config.student.model_copy(update={"model": what, "lora": None})
-        return config.model_copy(update={"student": student})
+        return _in_place(load_config(args.config, args.set), what)
     if not args.environment:
         raise InputError(f"{what} is a model: say how to evaluate it with --config CONFIG or --environment ENV")
     find_entry(args.environment)  # a wrong name is refused with the nearest one
@@ -117,6 +125,18 @@ def _of_model(what: str, args: argparse.Namespace) -> "Config":
             "explorer": explorer,
         }
     )
+
+
+def _check_model(model: str) -> None:
+    if not model.startswith("embedded:") and not (Path(model) / "config.json").is_file():
+        raise InputError(
+            f"{model}: expected a run (config.yaml), a model folder (config.json) or embedded:NAME; got neither"
+        )
+
+
+def _in_place(config: "Config", model: str) -> "Config":
+    """The same configuration with another model in the place of the student."""
+    return config.model_copy(update={"student": config.student.model_copy(update={"model": model, "lora": None})})
 
 
 def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
