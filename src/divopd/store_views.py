@@ -15,6 +15,9 @@ FATES: tuple[FateKind, ...] = get_args(FateKind)
 # what a page of rollouts can be sorted by; nothing of a request becomes SQL
 _ORDERS = {"arrival": "r.number", "turns": "r.turns", "disagreement": "disagreement", **{fate: fate for fate in FATES}}
 _TALLY = ", ".join(f"sum(t.fate = '{fate}') AS {fate}" for fate in FATES)
+_TALLIED = f"""SELECT r.id, r.task, r.version, r.available_at, r.turns, sum(t.tokens),
+    max(CASE WHEN t.reason IS NULL THEN t.disagreement END) AS disagreement, {_TALLY}, min(t.arrival)
+    FROM rollouts r JOIN turns t ON t.rollout = r.number"""
 _WITH_FATE = "EXISTS (SELECT 1 FROM turns f WHERE f.rollout = r.number AND f.fate = :fate)"
 _NAMED = "(instr(lower(r.id), lower(:text)) OR instr(lower(r.task), lower(:text)))"
 
@@ -143,11 +146,17 @@ class StoreViews(StoreReader):
             batches[turn.fate.update or 0].append(turn)
         return batches
 
-    def figures_after(self, kind: FigureKind, number: int) -> dict[int, dict[str, Any]]:
-        """Recorded figures with a higher number than this one."""
-        query = "SELECT number, json, digest FROM figures WHERE kind = ? AND number > ? ORDER BY number"
+    def arrivals(self) -> list[tuple[int, int, int]]:
+        """(update, rollouts, turns): what came into the queue before each update that something came before."""
+        query = "SELECT available_at, count(*), sum(turns) FROM rollouts GROUP BY available_at ORDER BY available_at"
         with self.snapshot():
-            rows = self._db.execute(query, (kind, number))
+            return self._db.execute(query).fetchall()
+
+    def figures_between(self, kind: FigureKind, first: int, last: int) -> dict[int, dict[str, Any]]:
+        """The recorded figures of these updates or versions, both included."""
+        query = "SELECT number, json, digest FROM figures WHERE kind = ? AND number BETWEEN ? AND ? ORDER BY number"
+        with self.snapshot():
+            rows = self._db.execute(query, (kind, first, last))
             return {n: self._json(text, digest, kind, n) for n, text, digest in rows}
 
     def rollout_page(
@@ -162,10 +171,12 @@ class StoreViews(StoreReader):
             raise InputError(f"order {order!r}, fate {fate!r}; expected {', '.join(_ORDERS)}; a fate or none")
         conditions = ([_WITH_FATE] if fate else []) + ([_NAMED] if text else [])
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        page = f"""SELECT r.id, r.task, r.version, r.available_at, r.turns, sum(t.tokens),
-                max(CASE WHEN t.reason IS NULL THEN t.disagreement END) AS disagreement, {_TALLY}, min(t.arrival)
-            FROM rollouts r JOIN turns t ON t.rollout = r.number {where} GROUP BY r.number
-            ORDER BY {_ORDERS[column]} {"DESC" if order != column else "ASC"}, r.number LIMIT :count OFFSET :first"""
+        ordered = f"ORDER BY {_ORDERS[column]} {'DESC' if order != column else 'ASC'}, r.number"
+        if column == "arrival":  # only the rollouts of the page need to be looked at
+            some = f"SELECT r.number FROM rollouts r {where} {ordered} LIMIT :count OFFSET :first"
+            page = f"{_TALLIED} WHERE r.number IN ({some}) GROUP BY r.number {ordered}"
+        else:
+            page = f"{_TALLIED} {where} GROUP BY r.number {ordered} LIMIT :count OFFSET :first"
         head = f"SELECT substr(payload, 1, {OUTCOME_BYTES}) FROM payloads WHERE arrival = ?"
         values: dict[str, Any] = {"first": first, "count": count, "fate": fate, "text": text}
         with self.snapshot():

@@ -18,6 +18,8 @@ COMMANDS = {
     "train": "distil a teacher into a student while the student acts",
     "evaluate": "how often a student succeeds",
     "compare": "runs side by side: success, cost, use of experience",
+    "report": "runs as one page that opens offline",
+    "watch": "the same page, live, while a run goes on",
     "replay": "run composers over a recording and compare what they train",
     "explain": "show one batch: who got slots, what waited, what fell out and why",
     "why": "tell the fate of every turn of a rollout",

@@ -103,7 +103,7 @@ def labels_of(runs: Sequence[RunFigures]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for run in runs:
         changed = different_settings([other for other in runs if other.method == run.method])
-        settings = _flat(run.config)
+        settings = flat_settings(run.config)
         apart = ", ".join(f"{name}={settings.get(name)}" for name in changed)
         labels[run.name] = f"{run.method} ({apart})" if apart else run.method
     return labels
@@ -111,17 +111,17 @@ def labels_of(runs: Sequence[RunFigures]) -> dict[str, str]:
 
 def different_settings(runs: Sequence[RunFigures]) -> list[str]:
     """The settings, method and seed left out, that are not the same in all runs which have a stored configuration."""
-    configs = [_flat(run.config) for run in runs if run.config]
+    configs = [flat_settings(run.config) for run in runs if run.config]
     names = dict.fromkeys(name for config in configs for name in config)
     return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
 
 
-def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flat_settings(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if not above and key in IGNORED_SETTINGS:
             continue
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+        flat |= flat_settings(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
     return flat
 
 

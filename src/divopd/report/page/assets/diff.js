@@ -1,0 +1,90 @@
+"use strict";
+// Two runs side by side: every figure and its difference, their curves, and the settings in which they differ.
+
+const MEASURES = [
+  ["peak", "peak success rate", (v) => show.rate(v), "points", 1],
+  ["final_five", "last five evaluations", (v) => show.rate(v), "points", 1],
+  ["best_five", "best five evaluations", (v) => show.rate(v), "points", 1],
+  ["nauc", "normalised area under the curve", (v) => show.rate(v), "points", 1],
+  ["never_selected", "rollouts never used", (v) => show.percent(v), "points", 100],
+  ["unreachable", "bound of that", (v) => show.percent(v), "points", 100],
+  ["gini", "Gini of trained turns", (v) => show.fixed(v, 3), "", 1],
+  ["scored_per_trained", "scored / trained tokens", (v) => show.fixed(v, 2), "", 1],
+  ["effective_rollouts", "effective rollouts of late batches", (v) => show.fixed(v, 1), "", 1],
+  ["top1_share", "largest rollout of late batches", (v) => show.percent(v), "points", 100],
+  ["dead_share", "dead rows of late batches", (v) => show.percent(v), "points", 100],
+];
+
+views.diff = {
+  title: "Two runs",
+  about: "One run beside another: figures, differences, curves, settings.",
+  async load(context) {
+    const named = (key, other) => context.runs.find((run) => run.name === context.choice(key, "")) || context.runs[other];
+    const [a, b] = [named("a", 0), named("b", 1) || context.runs[0]];
+    if (a === b) return { a, b };
+    const both = [a, b];
+    return {
+      a, b,
+      comparison: await source.get("comparison", a.name, b.name).catch((error) => ({ error: error.message })),
+      curves: await Promise.all(both.map((run) => source.get("run", run.name, "learning"))),
+      flows: await Promise.all(both.map((run) => source.get("run", run.name, "flow"))),
+      updates: await Promise.all(both.map((run) => source.updates(run.name))),
+    };
+  },
+  render(context, { a, b, comparison, curves, flows, updates }) {
+    const names = context.runs.map((run) => [run.name, run.name]);
+    const controls = el("div", { class: "controls" }, picker("A", names, a.name, (name) => context.choose("a", name)), picker("B", names, b.name, (name) => context.choose("b", name)),
+      el("button", { type: "button", class: "tool", "data-key": "swap", onclick: () => context.chooseAll({ a: b.name, b: a.name }) }, "Swap"));
+    if (a === b) return [controls, empty("Two different runs are needed", context.runs.length < 2 ? "This page has only one run: divopd report RUN RUN … takes several." : "Choose another run for A or B.")];
+    const both = [a, b];
+    const colours = new Map(both.map((run) => [run.name, context.colours.get(run.name)]));
+    const legend = both.map((run, place) => [`${"AB"[place]}: ${run.name}`, colours.get(run.name)]);
+    const rates = both.flatMap((run, place) => curves[place].evaluations.map((one) => ({ run: run.name, x: one.version, y: one.success_rate })));
+    const effective = both.flatMap((run, place) => { const own = rowsOf(updates[place].columns); const values = smoothed(own.map((row) => row.effective_rollouts)); return own.map((row, number) => ({ run: run.name, x: row.update, y: values[number] })); });
+    return [
+      controls,
+      el("div", { class: "grid wide" },
+        figure({ title: "Success rate", note: "Percent, over updates.", name: "diff-success", rows: rates, legend, height: 240, draw: (width, height) => lines(width, height, { rows: rates, colours, x: "update →", y: "↑ %", dots: true, tip: (row) => `${visible(row.run)}\nversion ${row.x}: ${show.rate(row.y)}` }) }),
+        figure({ title: "Effective rollouts of a batch", note: "Running mean of 5 updates.", name: "diff-effective", rows: effective, legend, height: 240, draw: (width, height) => lines(width, height, { rows: effective, colours, x: "update →", y: null, tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${show.fixed(row.y, 1)}` }) })),
+      measuresCard(both, comparison, flows),
+      settingsCard(a, b),
+    ];
+  },
+};
+
+function measuresCard(both, comparison, flows) {
+  const rows = comparison.error ? [] : MEASURES.map(([key, label, format, unit, scale]) => {
+    const [x, y] = comparison.standings.map((standing) => standing[key]);
+    return { measure: label, a: format(x), b: format(y), difference: x === null || y === null ? null : scale * (y - x), unit };
+  });
+  const target = comparison.target;
+  for (const [name, label] of comparison.error || !(target > 0) ? [] : Object.entries(CURRENCIES).slice(1)) {
+    const [x, y] = comparison.standings.map((standing) => standing.costs_to_target && standing.costs_to_target[name]);
+    const format = name.endsWith("_s") ? show.seconds : show.quantity;
+    rows.push({ measure: `${label} to τ = ${target} %`, a: x === null ? "never" : format(x), b: y === null ? "never" : format(y), difference: x === null || y === null ? null : y - x, unit: "" });
+  }
+  for (const fate of FATES) {
+    const [x, y] = flows.map(({ account }) => (account.put ? account[fate] / account.put : null));
+    rows.push({ measure: `turns ${spoken(fate)}`, a: show.percent(x), b: show.percent(y), difference: x === null || y === null ? null : 100 * (y - x), unit: "points" });
+  }
+  const signed = (value, row) => (value === null ? NONE : `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value) >= 1000 ? show.quantity(Math.abs(value)) : Number(Math.abs(value).toPrecision(3))}${row.unit ? ` ${row.unit}` : ""}`);
+  const columns = [
+    { key: "measure", label: "figure", text: true },
+    { key: "a", label: visible(`A: ${both[0].name}`), sorts: false },
+    { key: "b", label: visible(`B: ${both[1].name}`), sorts: false },
+    { key: "difference", label: "B − A", format: signed },
+  ];
+  return card("Figures", "Those of divopd compare A B; late batches are the last 40 % of updates.",
+    comparison.error ? empty("Success and cost are not compared yet", visible(comparison.error)) : null,
+    sortableTable({ columns, rows, caption: "Two runs" }),
+    el("button", { type: "button", class: "tool", onclick: () => download("two-runs.csv", "text/csv", csv(rows)) }, "CSV"));
+}
+
+function settingsCard(a, b) {
+  const names = [...new Set([...Object.keys(a.settings), ...Object.keys(b.settings)])];
+  const text = (value) => (value === undefined ? "not set" : JSON.stringify(value));
+  const always = [{ setting: "method", a: a.method, b: b.method }, { setting: "seed", a: String(a.seed), b: String(b.seed) }];
+  const rows = [...always, ...names.map((setting) => ({ setting, a: text(a.settings[setting]), b: text(b.settings[setting]) }))].filter((row) => row.a !== row.b);
+  const columns = [{ key: "setting", label: "setting", text: true }, { key: "a", label: "A", text: true }, { key: "b", label: "B", text: true }];
+  return card("Settings that differ", null, rows.length ? sortableTable({ columns, rows, caption: "Settings that differ" }) : empty("None", "Both runs have the same settings, method and seed."));
+}

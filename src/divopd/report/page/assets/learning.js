@@ -1,0 +1,204 @@
+"use strict";
+// Learning curves, the standing of every run, and what it cost to reach the target τ.
+
+const CURRENCIES = {
+  version: "updates",
+  trained_tokens: "trained tokens",
+  computed_tokens: "computed tokens",
+  learner_s: "learner seconds",
+  elapsed_s: "run seconds",
+  scored_tokens: "teacher tokens",
+  generated_tokens: "explorer tokens",
+};
+
+function segmented(label, options, chosen, onchoose) {
+  return el("div", { class: "segments", role: "group", "aria-label": label },
+    Object.entries(options).map(([key, text]) =>
+      el("button", { type: "button", "aria-pressed": String(key === chosen), "data-key": `${label}/${key}`, onclick: () => onchoose(key) }, text)));
+}
+
+async function loadLearning(context) {
+  const curves = await Promise.all(context.shown.map((run) => source.get("run", run.name, "learning")));
+  const pressures = await Promise.all(context.shown.map((run) => source.updates(run.name)));
+  const comparison = await source.get("comparison").catch((error) => ({ error: error.message }));
+  return { curves, pressures, comparison };
+}
+
+function standingOf(comparison, run) {
+  return (comparison.standings || []).find((one) => one.run === run.name);
+}
+
+function runCard(run, { comparison, pressure, colour }) {
+  const standing = standingOf(comparison, run);
+  const gain = run.evaluations > 1 ? run.last_rate - run.first_rate : null;
+  const facts = [
+    ["peak", show.rate(run.peak_rate)],
+    ["last five", standing ? `${show.fixed(standing.final_five, 1)} ± ${show.rate(standing.final_five_sd)}` : NONE],
+    ["rollouts never used", standing ? `${show.percent(standing.never_selected)} (bound ${show.percent(standing.unreachable)})` : NONE],
+    ["turns", show.whole(run.turns)],
+  ];
+  const planned = run.planned || run.updates;
+  return el("article", { class: "card run-card", style: { "--run": colour } },
+    el("header", {}, el("h3", {}, visible(run.name)),
+      el("p", {}, visible([run.method, `seed ${run.seed}`, run.environment, run.clock && `${run.clock} clock`, run.kind === "replay" && "replay"].filter(Boolean).join(" · ")))),
+    el("p", { class: "big" }, run.last_rate === null ? NONE : show.rate(run.last_rate),
+      el("small", {}, run.last_rate === null ? "not evaluated" : gain === null ? "success rate" : `success rate (${gain >= 0 ? "+" : "−"}${Math.abs(gain).toFixed(1)})`)),
+    el("div", { class: "progress", role: "img", "aria-label": `${run.updates} of ${planned} updates` },
+      el("span", { style: { width: `${planned ? (100 * Math.min(1, run.updates / planned)) : 0}%` } })),
+    el("p", { class: "small" }, `${show.whole(run.updates)} of ${show.whole(planned)} updates${run.changed_s === undefined || run.updates >= planned ? "" : run.changed_s < 60 ? " · going on" : ` · no change for ${show.seconds(run.changed_s)}`}`),
+    el("dl", {}, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]).flat()),
+    el("p", { class: `verdict ${pressure ? pressure.verdict : ""}` }, pressure ? `Queue: ${pressure.sentence}.` : "Queue: too early to tell."));
+}
+
+const views = {};
+
+views.learning = {
+  title: "Learning",
+  about: "Success rate of the student over what it cost, one line a run.",
+  load: loadLearning,
+  render(context, { curves, pressures, comparison }) {
+    const by = context.choice("x", "version");
+    const rows = context.shown.flatMap((run, place) => curves[place].evaluations.map((one) => ({
+      run: run.name, x: one[by], y: one.success_rate, version: one.version, tasks: one.tasks,
+      ...Object.fromEntries(Object.keys(CURRENCIES).filter((name) => name !== "version").map((name) => [name, one[name]])),
+    })));
+    const target = comparison.target;
+    const tip = (row) => `${visible(row.run)}\n${show.rate(row.y)} of ${row.tasks} tasks\nversion ${row.version}\n${show.quantity(row.trained_tokens)} trained tokens, ${show.seconds(row.elapsed_s)}`;
+    const goal = target > 0 ? [Plot.ruleY([target], { stroke: "currentColor", strokeDasharray: "4 4", strokeOpacity: 0.6 }),
+      Plot.text([target], { y: (value) => value, text: (value) => `τ = ${value} %`, frameAnchor: "right", dx: -2, dy: -7, textAnchor: "end", fill: "currentColor", fillOpacity: 0.75 })] : [];
+    return [
+      el("div", { class: "cards" }, context.shown.map((run, place) => runCard(run, { comparison, pressure: pressures[place].pressure, colour: context.colours.get(run.name) }))),
+      segmented("Horizontal axis", CURRENCIES, by, (key) => context.choose("x", key)),
+      figure({
+        title: "Success rate", name: "learning-curves", rows, height: 340, legend: context.legend,
+        note: `Fixed evaluation tasks, in percent, over ${CURRENCIES[by]}. An evaluation costs what its version had cost.`,
+        draw: (width, height) => lines(width, height, { rows, colours: context.colours, x: `${CURRENCIES[by]} →`, y: "↑ success rate (%)", marks: goal, dots: true, tip }),
+      }),
+      kindsFigure(context, curves),
+      standingsTable(context, comparison),
+      methodsTable(comparison),
+      ...(comparison.notes || []).map((note) => el("p", { class: "note" }, visible(`Note: ${note}.`))),
+    ];
+  },
+};
+
+function kindsFigure(context, curves) {
+  const rows = context.shown.flatMap((run, place) => {
+    const last = curves[place].evaluations.at(-1);
+    return Object.entries((last && last.by_kind) || {}).map(([kind, rate]) => ({ run: run.name, kind: visible(kind), rate, version: last.version }));
+  });
+  const kinds = new Set(rows.map((row) => row.kind));
+  if (kinds.size < 2) return null;
+  return figure({
+    title: "Success rate by kind of task", note: "The last evaluation of each run, in percent.", name: "success-by-kind", rows, legend: context.legend,
+    height: 60 + 24 * kinds.size,
+    draw: (width, height) => chart(width, height, {
+      marginLeft: Math.min(0.35 * width, 14 + 7 * d3.max([...kinds], (kind) => kind.length)),
+      x: { label: "success rate (%) →", domain: [0, 100], grid: true },
+      y: { label: null },
+      color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
+      marks: [
+        Plot.ruleY(rows, Plot.groupY({ x1: "min", x2: "max" }, { y: "kind", x1: "rate", x2: "rate", strokeOpacity: 0.3 })),
+        Plot.dot(rows, { x: "rate", y: "kind", fill: "run", r: 5 }),
+        Plot.tip(rows, Plot.pointer({ x: "rate", y: "kind", title: (row) => `${visible(row.run)}\n${row.kind}: ${show.rate(row.rate)}\nversion ${row.version}` })),
+      ],
+    }),
+  });
+}
+
+function runCell(context) {
+  return (row) => el("span", { class: "run-name" }, dot(context.colours.get(row.run) || palette().quiet), visible(row.run));
+}
+
+function standingsTable(context, comparison) {
+  if (comparison.error) return card("Standings", null, empty("No comparison yet", visible(comparison.error)));
+  const percent = (value) => show.percent(value);
+  const columns = [
+    { key: "run", label: "run", text: true, node: runCell(context) },
+    { key: "label", label: "method", text: true },
+    { key: "seed", label: "seed" },
+    { key: "peak", label: "peak", unit: "%", format: (v) => show.fixed(v, 1) },
+    { key: "final_five", label: "last five", unit: "%", format: (v, row) => `${show.fixed(v, 1)} ± ${show.fixed(row.final_five_sd, 1)}` },
+    { key: "best_five", label: "best five", unit: "%", format: (v) => show.fixed(v, 1) },
+    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+    { key: "never_selected", label: "never used", format: percent, title: "valid rollouts without a trained turn" },
+    { key: "unreachable", label: "bound", format: percent, title: "valid rollouts that no composer could have given a slot" },
+    { key: "gini", label: "Gini", format: (v) => show.fixed(v, 2) },
+    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1) },
+    { key: "effective_rollouts", label: "effective rollouts", format: (v) => show.fixed(v, 1), title: "mean of the last 40 % of updates" },
+    { key: "top1_share", label: "largest rollout", format: percent, title: "share of the batch's tokens; mean of the last 40 % of updates" },
+    { key: "dead_share", label: "dead rows", format: percent, title: "mean of the last 40 % of updates" },
+  ];
+  const rows = comparison.standings.filter((row) => context.shown.some((run) => run.name === row.run));
+  return card("Standings", "The figures of divopd compare. Press a heading to sort.", sortableTable({ columns, rows, caption: "Standings of the runs" }),
+    el("button", { type: "button", class: "tool", onclick: () => download("standings.csv", "text/csv", csv(rows.map(flat))) }, "CSV"));
+}
+
+function flat(standing) {
+  const { ratios, costs_to_target: costs, ...rest } = standing;
+  const named = (prefix, values) => Object.fromEntries(Object.entries(values || {}).map(([name, value]) => [`${prefix}.${name}`, value]));
+  return { ...rest, ...named("cost", costs), ...named("ratio", ratios) };
+}
+
+function methodsTable(comparison) {
+  const methods = comparison.methods || [];
+  if (!methods.length) return null;
+  const shares = ["never_selected", "top1_share", "dead_share"];
+  const interval = (name) => (row) => {
+    const one = row.means[name];
+    if (!one) return NONE;
+    const scale = shares.includes(name) ? 100 : 1;
+    return `${(scale * one.mean).toFixed(1)}${one.high === null ? "" : ` ± ${(scale * (one.high - one.mean)).toFixed(1)}`}`;
+  };
+  const measures = { peak: "%", final_five: "%", nauc: "%", never_selected: "%", effective_rollouts: "", top1_share: "%", dead_share: "%" };
+  const columns = [
+    { key: "label", label: "method", text: true },
+    { key: "seeds", label: "seeds" },
+    ...Object.entries(measures).map(([key, unit]) => ({
+      key, unit, label: spoken(key), value: (row) => row.means[key] && row.means[key].mean, format: (_, row) => interval(key)(row),
+    })),
+  ];
+  return card("Methods over their seeds", "Mean ± half of the 95 % interval.", sortableTable({ columns, rows: methods, caption: "Methods over their seeds" }));
+}
+
+views.cost = {
+  title: "Cost to τ",
+  about: "What each run had spent when it first reached the target, in every currency.",
+  load: () => source.get("comparison").catch((error) => ({ error: error.message })),
+  render(context, comparison) {
+    if (comparison.error) return [empty("No comparison yet", visible(comparison.error))];
+    if (!(comparison.target > 0)) return [empty("There is no target", visible((comparison.notes || []).join("; ")))];
+    const standings = comparison.standings.filter((row) => context.shown.some((run) => run.name === row.run));
+    const names = Object.keys(CURRENCIES).filter((name) => name !== "version");
+    const columns = [
+      { key: "run", label: "run", text: true, node: runCell(context) },
+      { key: "version_at_target", label: "update", format: (v) => (v === null ? "never" : show.whole(v)) },
+      ...names.map((name) => ({
+        key: name, label: CURRENCIES[name], value: (row) => row.costs_to_target && row.costs_to_target[name],
+        node: (row) => costCell(row, name),
+      })),
+    ];
+    const rows = standings.flatMap((row) => names.filter((name) => row.ratios[name]).map((name) => ({ run: row.run, currency: CURRENCIES[name], ratio: row.ratios[name], cost: row.costs_to_target[name] })));
+    return [
+      el("p", { class: "lead" }, `τ = ${comparison.target} %, the largest multiple of 5 at or below the peak of `, el("strong", {}, visible(comparison.reference)), "."),
+      card("Cost of the first evaluation at or above τ", "×: cost of the reference divided by the cost of the run; above 1 favours the run.", sortableTable({ columns, rows: standings, caption: "Cost to the target" })),
+      figure({
+        title: "Cost of the reference ÷ cost of the run", note: "Above 1 (to the right) the run was cheaper.", name: "cost-ratios", rows, legend: context.legend, height: 70 + 34 * names.length,
+        draw: (width, height) => chart(width, height, {
+          marginLeft: 124,
+          x: { label: "ratio →", grid: true, zero: true }, y: { label: null, domain: names.map((name) => CURRENCIES[name]) },
+          color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
+          marks: [Plot.ruleX([1], { strokeDasharray: "4 4" }), Plot.dot(rows, { x: "ratio", y: "currency", fill: "run", r: 6 }),
+            Plot.tip(rows, Plot.pointer({ x: "ratio", y: "currency", title: (row) => `${visible(row.run)}\n${row.currency}: ${show.times(row.ratio)}` }))],
+        }),
+      }),
+      ...standings.filter((row) => row.costs_to_target === null).map((row) => el("p", { class: "note" }, visible(`${row.run} never reached ${comparison.target} %: its peak was ${show.rate(row.peak)}.`))),
+    ];
+  },
+};
+
+function costCell(row, name) {
+  if (!row.costs_to_target) return NONE;
+  const cost = row.costs_to_target[name];
+  return el("span", {}, name.endsWith("_s") ? show.seconds(cost) : show.quantity(cost), el("span", { class: "ratio" }, row.ratios[name] ? show.times(row.ratios[name]) : ""));
+}

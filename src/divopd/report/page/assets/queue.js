@@ -1,0 +1,105 @@
+"use strict";
+// How full the queue was, and where the seconds went.
+
+views.queue = {
+  title: "Queue pressure",
+  about: "Whether turns arrive faster than they are trained, what expires, and what to do about it. Over the last 20 updates each.",
+  load: (context) => Promise.all(context.shown.map((run) => source.updates(run.name))),
+  render(context, made) {
+    const rows = context.shown.flatMap((run, place) => rowsOf(made[place].columns).map((row) => ({ run: run.name, ...row })));
+    const measures = [
+      ["pressure.load", "Load", "Turns that could be trained and arrive, for each one that is trained; 1 is balance", (v) => v, (v) => show.times(v), [1]],
+      ["queued", "Turns waiting in the queue", "Not read by any update yet", (v) => v, (v) => plural(v, "turn"), []],
+      ["pressure.expiring_turns", "Turns that expire (%)", "Stale or aged out, of those that left the queue", (v) => 100 * v, (v) => show.rate(v), []],
+      ["pressure.unused_rollouts", "Rollouts that expire unused (%)", "Of those that arrive, at least so many will never give a trained turn", (v) => 100 * v, (v) => show.rate(v), []],
+      ["pressure.waiting", "Learner waits (% of its time)", "For a full batch", (v) => 100 * v, (v) => show.rate(v), []],
+    ];
+    return [
+      el("div", { class: "cards" }, context.shown.map((run, place) => verdictCard(context, run, made[place].pressure))),
+      el("div", { class: "grid" }, measures.map(([key, title, note, of, format, rules]) => {
+        const drawn = rows.filter((row) => row[key] !== null && row[key] !== undefined).map((row) => ({ run: row.run, x: row.update, y: of(row[key]) }));
+        return figure({
+          title, note: `${note}.`, name: key.replace("pressure.", ""), height: 200, legend: context.legend, rows: drawn.map(({ run, x, y }) => ({ run, update: x, value: y })),
+          draw: (width, height) => lines(width, height, { rows: drawn, colours: context.colours, x: "update →", y: null, marks: [Plot.ruleY(rules, { strokeDasharray: "4 4" })], tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${format(row.y)}` }),
+        });
+      })),
+    ];
+  },
+};
+
+function verdictCard(context, run, pressure) {
+  const head = el("header", {}, el("h3", {}, visible(run.name)), el("p", {}, pressure ? pressure.verdict : "no verdict"));
+  if (!pressure) return el("article", { class: "card run-card", style: { "--run": context.colours.get(run.name) } }, head, empty("Too early to tell", "Two updates are needed."));
+  return el("article", { class: "card run-card", style: { "--run": context.colours.get(run.name) } }, head,
+    el("p", { class: "big" }, show.times(pressure.load), el("small", {}, "turns arrive for each one trained")),
+    el("p", { class: `verdict ${pressure.verdict}` }, `${pressure.situation}.`),
+    pressure.advice.length ? el("div", {}, el("p", { class: "small" }, "What would help, in order:"), el("ol", {}, pressure.advice.map((text) => el("li", {}, text)))) : el("p", { class: "small" }, "Nothing needs to change."));
+}
+
+views.time = {
+  title: "Seconds by stage",
+  about: "Where an update's time went: the learner's own stages in real seconds, and the run's clock.",
+  load: (context) => Promise.all(context.shown.map((run) => source.updates(run.name))),
+  render(context, made) {
+    return [
+      el("div", { class: "grid wide" }, context.shown.map((run, place) => stagesFigure(run, rowsOf(made[place].columns)))),
+      el("div", { class: "grid wide" }, context.shown.map((run, place) => clockFigure(run, made[place]))),
+      stagesTable(context, made),
+    ];
+  },
+};
+
+const STAGES = ["pack", "forward", "backward", "step"]; // in the order in which they happen
+
+function stagesOf(columns) {
+  const stages = Object.keys(columns).filter((name) => name.startsWith("seconds.")).map((name) => name.slice(8));
+  return d3.sort(stages, (stage) => (STAGES.includes(stage) ? STAGES.indexOf(stage) : STAGES.length));
+}
+
+function stackedFigure({ title, note, name, rows, stages, colours }) {
+  const step = Math.max(1, Math.ceil((d3.max(rows, (row) => row.update) + 1) / 120) || 1);
+  const drawn = d3.rollups(rows, (own) => d3.mean(own, (row) => row.seconds), (row) => Math.floor(row.update / step) * step, (row) => row.stage)
+    .flatMap(([update, own]) => own.map(([stage, seconds]) => ({ update, stage, seconds })));
+  return figure({
+    title, note: step > 1 ? `${note} Means of ${step} updates.` : note, name, rows, height: 240, legend: stages.map((stage, place) => [stage, colours[place % colours.length]]),
+    draw: (width, height) => chart(width, height, {
+      x: { label: "update →", tickFormat: shortNumber, ticks: countTicks(drawn.map((row) => row.update), width / 90) }, y: { label: "↑ seconds", grid: true },
+      color: { domain: stages, range: stages.map((_, place) => colours[place % colours.length]) },
+      marks: [Plot.rectY(drawn, { x1: "update", x2: (row) => row.update + step, y: "seconds", fill: "stage", order: stages, insetLeft: 0.4, insetRight: 0.4, title: (row) => `update ${row.update}\n${row.stage}: ${show.seconds(row.seconds)}` }), Plot.ruleY([0])],
+    }),
+  });
+}
+
+function stagesFigure(run, updates) {
+  const stages = updates.length ? stagesOf(updates[0]) : [];
+  const rows = updates.flatMap((row) => stages.map((stage) => ({ update: row.update, stage, seconds: row[`seconds.${stage}`] || 0 })));
+  return stackedFigure({ title: `Learner: ${visible(run.name)}`, note: "Real seconds of one update by stage.", name: `stages-${run.method}`, rows, stages, colours: palette().stages });
+}
+
+function clockFigure(run, { columns, clock }) {
+  const updates = rowsOf(columns);
+  const stages = ["waiting for turns", "updating"];
+  const rows = clock ? updates.flatMap((row, place) => {
+    const whole = row.elapsed_s - (place ? updates[place - 1].elapsed_s : 0);
+    const waited = Math.min(whole, row.waited_s || 0);
+    return [{ update: row.update, stage: stages[0], seconds: waited }, { update: row.update, stage: stages[1], seconds: whole - waited }];
+  }) : [];
+  return stackedFigure({ title: `Clock: ${visible(run.name)}`, note: clock === "virtual" ? "Virtual seconds from one update to the next (the simulated clock)." : "Wall seconds from one update to the next.", name: `clock-${run.method}`, rows, stages, colours: [palette().fates.queued, palette().stages[0]] });
+}
+
+function stagesTable(context, made) {
+  const rows = context.shown.map((run, place) => {
+    const { columns } = made[place];
+    const sums = Object.fromEntries(stagesOf(columns).map((stage) => [stage, d3.sum(columns[`seconds.${stage}`])]));
+    return { run: run.name, updates: (columns.update || []).length, elapsed: (columns.elapsed_s || []).at(-1), waited: d3.sum(columns.waited_s || []), clock: made[place].clock, ...sums };
+  });
+  const stages = [...new Set(made.flatMap(({ columns }) => stagesOf(columns)))];
+  const columns = [
+    { key: "run", label: "run", text: true, node: runCell(context) },
+    { key: "updates", label: "updates", format: show.whole },
+    { key: "elapsed", label: "elapsed", format: (v, row) => (row.clock ? `${show.seconds(v)} (${row.clock})` : NONE) },
+    { key: "waited", label: "waited", format: (v, row) => (row.clock ? show.seconds(v) : NONE) },
+    ...stages.map((stage) => ({ key: stage, label: stage, unit: "real", format: (v) => show.seconds(v) })),
+  ];
+  return card("Totals", null, sortableTable({ columns, rows, caption: "Seconds by stage" }));
+}

@@ -1,0 +1,210 @@
+"use strict";
+// Where turns go, how much of the experience is used, how deep and how old what is trained was.
+
+const FATES = ["trained", "pending", "queued", "stale", "aged_out", "invalid"];
+const FATE_TEXTS = {
+  trained: "in a batch", pending: "read, waiting to be selected", queued: "not read yet", stale: "its policy version was too old",
+  aged_out: "pending for too long", invalid: "discarded by the gate",
+};
+
+async function ofEach(context, view) {
+  return Promise.all(context.shown.map((run) => source.get("run", run.name, view)));
+}
+
+views.flow = {
+  title: "Flow of turns",
+  about: "Every turn that was put into the queue, and where it is now. The parts add up to the whole.",
+  async load(context) {
+    return { flows: await ofEach(context, "flow"), updates: await Promise.all(context.shown.map((run) => source.updates(run.name))) };
+  },
+  render(context, { flows, updates }) {
+    return [
+      el("div", { class: "grid wide" }, context.shown.map((run, place) => flowFigure(run, flows[place]))),
+      el("div", { class: "grid" }, context.shown.map((run, place) => exitsFigure(run, rowsOf(updates[place].columns)))),
+    ];
+  },
+};
+
+function flowFigure(run, { account, reasons }) {
+  const parts = FATES.filter((fate) => fate !== "invalid").map((fate) => ({ fate, reason: null, turns: account[fate] }));
+  const invalid = Object.entries(reasons).map(([reason, turns]) => ({ fate: "invalid", reason, turns }));
+  const rows = [...parts, ...invalid].map((row) => ({ ...row, share: account.put ? row.turns / account.put : 0 }));
+  return figure({
+    title: visible(run.name), name: `flow-${run.method}`, rows: account.put ? rows : [], height: 320,
+    note: `${plural(account.put, "turn")} put; ${show.percent(account.put ? account.trained / account.put : 0)} trained so far.`,
+    draw: (width, height) => drawFlow(width, height, account.put, rows.filter((row) => row.turns)),
+  });
+}
+
+function drawFlow(width, height, put, rows) {
+  const [top, gap, bar, label] = [10, 10, 14, Math.min(250, width * 0.46)];
+  const least = 16; // pixels, so that every part has room for its words
+  const room = height - 2 * top - gap * (rows.length - 1) - least * rows.length;
+  const start = { x: 58, y: top + (height - 2 * top - room) / 2 };
+  const end = width - label;
+  const svg = el("svg:svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "flow of turns" });
+  const text = (x, y, content, more = {}) => el("svg:text", { x, y, "font-size": 12, fill: "currentColor", dominant_baseline: "middle", dy: "0.35em", ...more }, content);
+  svg.append(el("svg:rect", { x: start.x - bar, y: start.y, width: bar, height: room, fill: palette().quiet }),
+    text(start.x - bar - 6, start.y + room / 2 - 8, "put", { "text-anchor": "end", "font-weight": 600 }),
+    text(start.x - bar - 6, start.y + room / 2 + 8, show.quantity(put), { "text-anchor": "end" }));
+  let [from, to] = [start.y, top];
+  for (const row of rows) {
+    const thick = (room * row.turns) / put;
+    const tall = thick + least;
+    const middle = (start.x + end) / 2;
+    const colour = palette().fates[row.fate];
+    const y = to + least / 2;
+    const path = `M${start.x},${from}C${middle},${from} ${middle},${y} ${end},${y}L${end},${y + thick}C${middle},${y + thick} ${middle},${from + thick} ${start.x},${from + thick}Z`;
+    const name = row.reason ? `invalid: ${spoken(row.reason)}` : spoken(row.fate);
+    svg.append(el("svg:path", { d: path, fill: colour, "fill-opacity": 0.35 }, el("svg:title", {}, `${name}: ${show.whole(row.turns)} turns`)),
+      el("svg:rect", { x: end, y, width: bar, height: Math.max(1.5, thick), fill: colour }),
+      text(end + bar + 8, to + tall / 2, [el("svg:tspan", { "font-weight": 600 }, name), el("svg:tspan", { dx: 6 }, `${show.whole(row.turns)} (${show.percent(row.share)})`)]));
+    from += thick;
+    to += tall + gap;
+  }
+  return svg;
+}
+
+function exitsFigure(run, updates) {
+  const names = { rows: "trained", stale: "stale", aged_out: "aged_out", invalid: "invalid" };
+  const rows = updates.flatMap((row) => Object.entries(names).map(([key, fate]) => ({ update: row.update, fate, turns: row[key] })));
+  const { fates } = palette();
+  const domain = Object.values(names);
+  const step = Math.max(1, Math.ceil(updates.length / 120)); // so many bars can be told apart
+  const drawn = step === 1 ? rows : d3.rollups(rows, (own) => d3.mean(own, (row) => row.turns), (row) => Math.floor(row.update / step) * step, (row) => row.fate)
+    .flatMap(([update, own]) => own.map(([fate, turns]) => ({ update, fate, turns })));
+  return figure({
+    title: `What left the queue, update by update: ${visible(run.name)}`, name: `exits-${run.method}`, rows, height: 220,
+    note: step > 1 ? `Turns an update, means of ${step} updates.` : "Turns an update.", legend: domain.map((fate) => [spoken(fate), fates[fate]]),
+    draw: (width, height) => chart(width, height, {
+      x: { label: "update →", tickFormat: shortNumber, ticks: countTicks(updates.map((row) => row.update), width / 90) }, y: { label: "↑ turns", grid: true },
+      color: { domain, range: domain.map((fate) => fates[fate]) },
+      marks: [
+        Plot.rectY(drawn, { x1: "update", x2: (row) => row.update + step, y: "turns", fill: "fate", order: domain, insetLeft: 0.4, insetRight: 0.4, title: (row) => `update ${row.update}\n${spoken(row.fate)}: ${show.fixed(row.turns, step > 1 ? 1 : 0)} turns` }),
+        Plot.ruleY([0]),
+      ],
+    }),
+  });
+}
+
+views.use = {
+  title: "Use of experience",
+  about: "How many valid rollouts gave at least one trained turn, beside the bound that no composer can beat.",
+  load: (context) => ofEach(context, "experience"),
+  render(context, made) {
+    const rows = context.shown.flatMap((run, place) => (made[place].utilization ? [{ run: run.name, ...made[place].utilization }] : []));
+    const columns = [
+      { key: "run", label: "run", text: true, node: runCell(context) },
+      { key: "rollouts", label: "valid rollouts", format: show.whole },
+      { key: "never_selected", label: "never used", format: (v) => show.percent(v) },
+      { key: "unreachable", label: "bound", format: (v) => show.percent(v), title: "could not be reached by any composer" },
+      { key: "gini", label: "Gini", format: (v) => show.fixed(v, 3), title: "of trained turns over valid rollouts; 0: all gave equally many" },
+      { key: "scored_per_trained", label: "scored / trained tokens", format: (v) => show.fixed(v, 2) },
+    ];
+    return [
+      figure({
+        title: "Valid rollouts that were never used", note: "Bars: no turn of them was trained. Tick: the offline bound, the share that no composer could have given a slot.",
+        name: "never-used", rows, height: 64 + 40 * rows.length, legend: [],
+        draw: (width, height) => chart(width, height, {
+          marginLeft: Math.min(0.3 * width, 20 + 7 * d3.max(rows, (row) => visible(row.run).length)), marginRight: 150,
+          x: { label: "share of valid rollouts (%) →", grid: true, domain: [0, Math.max(10, 100 * d3.max(rows, (row) => Math.max(row.never_selected, row.unreachable)))] },
+          y: { label: null, domain: rows.map((row) => row.run), tickFormat: visible },
+          marks: [
+            Plot.barX(rows, { x: (row) => 100 * row.never_selected, y: "run", fill: (row) => context.colours.get(row.run), insetTop: 5, insetBottom: 5 }),
+            Plot.tickX(rows, { x: (row) => 100 * row.unreachable, y: "run", strokeWidth: 3, stroke: "currentColor" }),
+            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`, textAnchor: "start", dx: 8, fill: "currentColor" }),
+          ],
+        }),
+      }),
+      card("Utilization", "The figures of divopd compare.", rows.length ? sortableTable({ columns, rows, caption: "Utilization" }) : empty("No update yet", "Utilization is known after the first update.")),
+      el("div", { class: "grid" }, context.shown.map((run, place) => trainedTurnsFigure(context, run, made[place]))),
+    ];
+  },
+};
+
+function trainedTurnsFigure(context, run, { trained_turns: counts, most }) {
+  const rows = counts.map((rollouts, turns) => ({ trained_turns: turns === most ? `${turns}+` : String(turns), rollouts }));
+  return figure({
+    title: `Trained turns of a rollout: ${visible(run.name)}`, note: "How many valid rollouts gave so many.", name: `trained-turns-${run.method}`, rows, height: 200,
+    draw: (width, height) => chart(width, height, {
+      x: { label: "trained turns →", domain: rows.map((row) => row.trained_turns) }, y: { label: "↑ rollouts", grid: true },
+      marks: [Plot.barY(rows, { x: "trained_turns", y: "rollouts", fill: context.colours.get(run.name), title: (row) => `${plural(row.rollouts, "rollout")} gave ${row.trained_turns} turns` }), Plot.ruleY([0])],
+    }),
+  });
+}
+
+views.depth = {
+  title: "Disagreement by depth",
+  short: "Depth",
+  about: "Turns by their place in the rollout: how much student and teacher disagree there, and what became of them.",
+  load: (context) => ofEach(context, "depths"),
+  render: (context, made) => [el("div", { class: "grid wide" }, context.shown.flatMap((run, place) => depthFigures(run, made[place].depths)))],
+};
+
+function depthFigures(run, tallies) {
+  const { fates, quiet } = palette();
+  const perDepth = d3.groups(tallies, (tally) => tally.turn).map(([turn, own]) => {
+    const trained = own.filter((tally) => tally.fate === "trained");
+    const mean = (some) => { const turns = d3.sum(some, (one) => one.valid_turns); return turns ? d3.sum(some, (one) => one.disagreement) / turns : null; };
+    const perToken = (some) => { const tokens = d3.sum(some, (one) => one.valid_tokens); return tokens ? d3.sum(some, (one) => one.disagreement) / tokens : null; };
+    return { turn, all: mean(own), trained: mean(trained), all_per_token: perToken(own), trained_per_token: perToken(trained), turns: d3.sum(own, (one) => one.turns), trained_turns: d3.sum(trained, (one) => one.turns) };
+  });
+  const series = { all: "all valid turns", trained: "trained turns" };
+  const drawn = perDepth.flatMap((row) => Object.keys(series).filter((key) => row[key] !== null).map((key) => ({ run: series[key], x: row.turn, y: row[key], turns: key === "all" ? row.turns : row.trained_turns })));
+  const colours = new Map([[series.all, quiet], [series.trained, fates.trained]]);
+  const share = tallies.map((tally) => ({ turn: tally.turn, fate: tally.fate, turns: tally.turns }));
+  return [
+    figure({
+      title: `Mean disagreement by depth: ${visible(run.name)}`, note: "Student minus teacher log probability, summed over a turn's valid tokens, in nats.", name: `depth-${run.method}`, rows: perDepth, height: 240, legend: [...colours],
+      draw: (width, height) => lines(width, height, { rows: drawn, colours, x: "turn of the rollout →", y: "↑ nats", dots: true, tip: (row) => `${row.run}\nturn ${row.x}: ${show.fixed(row.y)} nats\n${plural(row.turns, "turn")}` }),
+    }),
+    figure({
+      title: `Turns by depth and fate: ${visible(run.name)}`, note: "How many turns there were at each depth, and where they went.", name: `depth-fates-${run.method}`, rows: share, height: 240, legend: FATES.map((fate) => [spoken(fate), fates[fate]]),
+      draw: (width, height) => chart(width, height, {
+        x: { label: "turn of the rollout →", ticks: countTicks(share.map((row) => row.turn), width / 90) }, y: { label: "↑ turns", grid: true },
+        color: { domain: FATES, range: FATES.map((fate) => fates[fate]) },
+        marks: [Plot.rectY(share, { x1: (row) => row.turn - 0.5, x2: (row) => row.turn + 0.5, y: "turns", fill: "fate", order: FATES, inset: 0.4, title: (row) => `turn ${row.turn}\n${spoken(row.fate)}: ${plural(row.turns, "turn")}` }), Plot.ruleY([0])],
+      }),
+    }),
+  ];
+}
+
+views.age = {
+  title: "Age of rows",
+  about: "How old trained turns were: policy versions behind the learner, and updates spent waiting in the pool.",
+  async load(context) {
+    return { ages: await ofEach(context, "ages"), updates: await Promise.all(context.shown.map((run) => source.updates(run.name))) };
+  },
+  render(context, { ages, updates }) {
+    const spread = (key) => context.shown.flatMap((run, place) => {
+      const total = d3.sum(ages[place][key], ([, turns]) => turns);
+      return ages[place][key].map(([age, turns]) => ({ run: run.name, age, turns, share: turns / total }));
+    });
+    const means = context.shown.flatMap((run, place) => {
+      const own = rowsOf(updates[place].columns);
+      const values = smoothed(own.map((row) => row.age));
+      return own.map((row, number) => ({ run: run.name, x: row.update, y: values[number], exact: row.age }));
+    });
+    return [
+      el("div", { class: "grid wide" },
+        ageFigure(context, spread("ages"), { title: "Policy versions behind", name: "ages", x: "update − policy version →", note: `A turn may be at most ${[...new Set(ages.map((one) => one.max_staleness))].join(" / ")} versions old.` }),
+        ageFigure(context, spread("waits"), { title: "Updates spent pending", name: "waits", x: "update − first seen →", note: "0: trained by the update that first read it." })),
+      figure({
+        title: "Mean age of the batch's rows", note: "Policy versions, running mean of 5 updates.", name: "age-over-updates", height: 240, legend: context.legend,
+        rows: means.map((row) => ({ run: row.run, update: row.x, age: row.exact })),
+        draw: (width, height) => lines(width, height, { rows: means, colours: context.colours, x: "update →", y: "↑ versions", tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${show.fixed(row.exact)} versions` }),
+      }),
+    ];
+  },
+};
+
+function ageFigure(context, rows, { title, name, x, note }) {
+  return figure({
+    title, note, name, rows, height: 240, legend: context.legend,
+    draw: (width, height) => chart(width, height, {
+      fx: { label: x, padding: 0.2 }, x: { axis: null, domain: [...context.colours.keys()], padding: 0.05 }, y: { label: "↑ % of trained turns", grid: true, percent: true },
+      color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
+      marks: [Plot.barY(rows, { fx: "age", x: "run", y: "share", fill: "run", title: (row) => `${visible(row.run)}\n${row.age}: ${plural(row.turns, "turn")} (${show.percent(row.share)})` }), Plot.ruleY([0])],
+    }),
+  });
+}

@@ -1,0 +1,222 @@
+"""What the page shows of a run, as plain JSON. Figures come from the functions that the commands print from."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from divopd.metrics import BatchFigures, batch_figures
+from divopd.report.explanation import explain
+from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
+from divopd.report.run_comparison import flat_settings
+from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
+from divopd.store_views import StoreViews
+
+Json = dict[str, Any]
+COMPOSITION = tuple(field.name for field in fields(BatchFigures))
+COUNTS = ("stale", "aged_out", "invalid", "queued", "turns_put", "rollouts_put", "waited_s")
+PRESSURE = ("load", "expiring_turns", "unused_rollouts", "waiting")
+MOST_TRAINED = 12  # trained turns of a rollout; the histogram puts what is above with it
+
+
+def plain(value: Any) -> Any:
+    """JSON that every browser reads: six digits are enough to look at, and what is not finite is null."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def summary(store: StoreViews, name: str) -> Json:
+    """What a list of runs says about one of them."""
+    folder = store.path.parent
+    config, settings, cursor = stored_config(folder), store.settings(), store.cursor()
+    rates = [figures["success_rate"] for figures in store.figures("evaluation").values()]
+    last = store.figures_between("update", cursor.updates - 1, cursor.updates)
+    return {
+        "name": name,
+        "folder": str(folder),
+        "method": settings.method if settings else config.get("method"),
+        "seed": settings.seed if settings else config.get("seed"),
+        "environment": config.get("environment", {}).get("name"),
+        "settings": flat_settings(config),
+        "batch_size": settings.batch_size if settings else None,
+        "clock": _clock(last),
+        "kind": "run" if config else "replay",
+        "updates": cursor.updates,
+        "planned": config.get("learner", {}).get("updates"),
+        "turns": cursor.turns,
+        "evaluations": len(rates),
+        "first_rate": rates[0] if rates else None,
+        "last_rate": rates[-1] if rates else None,
+        "peak_rate": max(rates, default=None),
+    }
+
+
+def learning(store: StoreViews) -> Json:
+    """Every evaluation with what its version had cost."""
+    updates = store.figures("update")
+    costs = costs_by_version(updates)
+    evaluations = [
+        {"version": version, **{name: made.get(name) for name in ("success_rate", "tasks", "turns", "by_kind")}}
+        | asdict(costs_at(version, costs))
+        for version, made in store.figures("evaluation").items()
+    ]
+    return {"clock": _clock(updates), "evaluations": evaluations}
+
+
+def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
+    """The figures of at most `count` updates after this one, as columns; how full the queue was; whether there is more.
+
+    A replay recorded no figures: those of its batches are computed, and its clock counts updates.
+    """
+    journaled = store.updates
+    end = journaled if count is None else min(journaled, after + 1 + count)
+    first = after + 1
+    settings = store.settings()
+    if settings is None or first >= end:
+        return {"columns": {}, "first": first, "more": False, "pressure": None, "clock": None}
+    known = store.figures_between("update", max(0, first - WINDOW), end - 1)
+    recorded = known or _recomputed(store, max(0, first - WINDOW), end - 1)
+    backlog = stored_config(store.path.parent).get("explorer", {}).get("max_backlog")
+    rows = []
+    pressure = None
+    for update in (number for number in recorded if number >= first):
+        before = [recorded[number] for number in range(update - WINDOW, update + 1) if number in recorded]
+        pressure = queue_pressure(before, settings, max_backlog=backlog)
+        rows.append(_row(update, recorded[update], {} if pressure is None else asdict(pressure)))
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        "columns": {name: [row.get(name) for row in rows] for name in names},
+        "first": first,
+        "more": end < journaled,
+        "pressure": None if pressure is None else {**asdict(pressure), "sentence": pressure.sentence},
+        "clock": _clock(known),
+    }
+
+
+def _row(update: int, figures: Mapping[str, Any], pressure: Mapping[str, Any]) -> Json:
+    learner = figures.get("learner", {})
+    seconds = {f"seconds.{stage}": spent for stage, spent in learner.get("seconds", {}).items()}
+    return {
+        "update": update,
+        **{name: figures.get(name) for name in (*COMPOSITION, *COUNTS)},
+        **{name: learner.get(name) for name in ("loss", "gradient_norm")},
+        "elapsed_s": elapsed_s(figures),
+        **seconds,
+        **{f"pressure.{name}": pressure.get(name) for name in PRESSURE},
+        "pressure.verdict": pressure.get("verdict"),
+    }
+
+
+def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, Json]:
+    """What `divopd train` would have recorded of these updates, as far as a journal tells."""
+    arrivals = store.arrivals()
+    made: dict[int, Json] = {}
+    for update, turns in store.trained(first=first, last=last).items():
+        entry = store.journal(update)
+        put = sum(count for moment, _, count in arrivals if moment <= update)
+        made[update] = {
+            **asdict(batch_figures([turn.candidate(update=update) for turn in turns], update=update)),
+            "virtual_s": float(update + 1),
+            "waited_s": 0.0,
+            "rollouts_put": sum(rollouts for moment, rollouts, _ in arrivals if moment <= update),
+            "turns_put": put,
+            "queued": put - entry.watermark,
+            "stale": len(entry.stale),
+            "aged_out": len(entry.aged_out),
+            "invalid": len(entry.invalid),
+        }
+    return made
+
+
+def flow(store: StoreViews) -> Json:
+    """Where every turn went."""
+    return {"account": store.account()._asdict(), "reasons": store.reasons()}
+
+
+def experience(store: StoreViews) -> Json:
+    """How much of the experience was trained, beside what could have been; trained turns of the valid rollouts."""
+    settings = store.settings()
+    if settings is None:
+        return {"utilization": None, "trained_turns": []}
+    tallies = store.rollout_tallies(available_before=store.updates)
+    counts = Counter(min(tally.trained_turns, MOST_TRAINED) for tally in tallies if tally.valid_turns)
+    return {
+        "utilization": asdict(utilization_so_far(store, settings)),
+        "trained_turns": [counts[n] for n in range(max(counts, default=-1) + 1)],
+        "most": MOST_TRAINED,
+    }
+
+
+def depths(store: StoreViews) -> Json:
+    """Turns by their place in the rollout: how many of each fate, and their disagreement."""
+    return {"depths": [tally._asdict() for tally in store.depth_tallies()]}
+
+
+def ages(store: StoreViews) -> Json:
+    """How old trained turns were: in policy versions, and in updates spent pending."""
+    settings = store.settings()
+    return {
+        "ages": list(store.ages().items()),
+        "waits": list(store.waits().items()),
+        "max_staleness": settings.max_staleness if settings else None,
+        "max_pending_age": settings.max_pending_age if settings else None,
+    }
+
+
+def batches(store: StoreViews, *, first: int, count: int) -> Json:
+    """The slots of some batches: [rollout, live rows, dead rows, tokens] for each rollout, the largest first."""
+    last = min(first + count, store.updates) - 1
+    made = []
+    for update, turns in store.trained(first=first, last=last).items() if last >= first else ():
+        slots: dict[str, list[Any]] = {}
+        for turn in turns:
+            slot = slots.setdefault(turn.rollout, [turn.rollout, 0, 0, 0])
+            slot[1 if turn.reason is None else 2] += 1
+            slot[3] += turn.tokens
+        made.append({"update": update, "slots": sorted(slots.values(), key=lambda slot: (-slot[1], -slot[2], slot[0]))})
+    return {"batches": made, "total": store.updates}
+
+
+def batch(store: StoreViews, *, update: int) -> Json:
+    """What `divopd explain` tells of an update, one line a rollout."""
+    explained = explain(store, update)
+    return {"update": update, "settings": explained["settings"], "rollouts": list(map(_line, explained["rollouts"]))}
+
+
+def _line(entry: Mapping[str, Any]) -> Json:
+    everything = [turn for name in ("selected", "pending", "fell_out") for turn in entry[name]]
+    return {
+        **{name: entry[name] for name in ("rollout", "task", "version")},
+        "first_seen": min(turn["first_seen"] for turn in everything),
+        "selected": [[t["turn"], t["disagreement"], t["pass"], t["reason"]] for t in entry["selected"]],
+        "tokens": sum(turn["tokens"] for turn in entry["selected"]),
+        "pending": [turn["turn"] for turn in entry["pending"]],
+        "fell_out": list(Counter(turn["why"] for turn in entry["fell_out"]).items()),
+    }
+
+
+def rollouts(store: StoreViews, **wanted: Any) -> Json:
+    """A page of rollouts; see StoreViews.rollout_page."""
+    page = store.rollout_page(**wanted)
+    return {"rows": [row._asdict() for row in page.rows], "total": page.total}
+
+
+def _clock(updates: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Which seconds a run counts; None where it recorded none."""
+    return next(("virtual" if "virtual_s" in made else "wall" for made in updates.values()), None)
+
+
+def run_folders(paths: list[Path]) -> list[Path]:
+    """The runs among these folders, and right inside them, by name."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(entry.parent for entry in path.glob("*/store.db")) if path.is_dir() else []
+        found += [path] if not path.is_dir() or (path / "store.db").exists() else inside
+    return found
