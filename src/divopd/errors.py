@@ -14,7 +14,7 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
-└── EnvironmentFailure          an environment died or hung; it costs one rollout, never the run
+└── EnvironmentFailure          an environment died or hung; it costs one rollout, and the run when all rollouts break off
 """
 
 from collections.abc import Iterable
@@ -87,4 +87,4 @@ class AlignmentError(DivopdError):
 
 
 class EnvironmentFailure(DivopdError):
-    """An environment died or hung. It costs one rollout, never the run."""
+    """An environment died or hung. It costs one rollout; the run goes on unless nothing but failures is left."""
