@@ -144,7 +144,7 @@ def test_leaving_an_item_forgets_its_options_and_a_sub_page_keeps_them(shop: Sho
     environment.step("click[b000000001]")
     environment.step("click[black]")
     environment.step("click[features]")
-    assert "[SEP] * black [SEP]" in environment.step("click[< prev]").text
+    assert "\n* black\n" in environment.step("click[< prev]").text
     environment.step("click[< prev]")
     assert "*" not in environment.step("click[b000000001]").text
 

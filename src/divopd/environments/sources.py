@@ -107,10 +107,10 @@ class Shopping:
 
         return webshop.WebShop(self._shop(), layout=webshop.SHORT if self.pages == "short" else webshop.FULL)
 
-    def expert(self, environment: Environment) -> Expert:
-        from divopd.environments.webshop import Expert
+    def expert(self, environment: Any) -> Expert:
+        from divopd.environments.webshop import SHORT, Expert
 
-        return Expert()
+        return Expert(emphasis=1 if environment.layout is SHORT else 3)  # a small model has to write the query
 
     def _shop(self) -> Any:
         if self.catalogue == "synthetic":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from divopd.environments.environment import Observation
 from divopd.environments.webshop.goals import HORIZON
-from divopd.environments.webshop.pages import BACK, BUY, FEATURES, NEXT, PREVIOUS, SEARCH_ACTION, SEPARATOR, SHORT
+from divopd.environments.webshop.pages import BACK, BUY, FEATURES, NEXT, PREVIOUS, SEARCH_ACTION, SHORT, strings_on
 from divopd.environments.webshop.wish import read_wish
 
 _CLICK = re.compile(r"click\[(.+)\]")
@@ -40,13 +40,15 @@ class _Item:
 class Expert:
     """Chooses the next action from what was seen. One instance follows one rollout at a time."""
 
-    def __init__(self, *, horizon: int = HORIZON) -> None:
+    def __init__(self, *, horizon: int = HORIZON, emphasis: int = 3) -> None:
         self._horizon = horizon
+        self._emphasis = emphasis
 
     def reset(self, observation: Observation) -> None:
         """Starts a rollout with its first observation."""
-        strings = observation.text.split(SEPARATOR)
+        strings = strings_on(observation.text)
         self._wish = read_wish(next(string for string in strings if string not in ("WebShop", "Instruction:")))
+        self._search = f"search[{self._wish.query(self._emphasis)}]".lower()
         self._items: dict[str, _Item] = {}
         self._listed: list[str] = []  # the products on the result page last seen
         self._current = ""  # the product whose page or sub-page is open
@@ -67,7 +69,7 @@ class Expert:
         clickable = [match.group(1) for action in allowed if (match := _CLICK.fullmatch(action))]
         self._remember(observation, clickable)
         if SEARCH_ACTION in allowed:
-            self._last = f"search[{self._wish.query}]"
+            self._last = self._search
         elif BUY.lower() in clickable:
             self._last = f"click[{self._on_item()}]"
         elif NEXT.lower() in clickable:
@@ -80,11 +82,11 @@ class Expert:
 
     def _remember(self, observation: Observation, clickable: list[str]) -> None:
         """Adds to memory what the last action brought to sight."""
-        strings = observation.text.split(SEPARATOR)
+        strings = strings_on(observation.text)
         match = _CLICK.fullmatch(self._last)
         clicked = match.group(1) if match and observation.valid else ""
         if self._last.startswith("search[") and observation.valid:
-            self._own_search = self._last == f"search[{self._wish.query}]".lower()
+            self._own_search = self._last == self._search
         if BUY.lower() in clickable:
             self._remember_item(strings, clickable, clicked=clicked)
         elif NEXT.lower() in clickable:
@@ -139,6 +141,10 @@ class Expert:
         """Turns it takes to open a result, read it, come back, open another one, choose its options and buy."""
         return len(self._wish.options) + 6
 
+    def _turns_to_change(self, rival: _Item, *, fits: bool) -> int:
+        """Turns it takes to buy a rival instead; if it is unknown and this item fits, with a way back to this one."""
+        return 1 + self._turns_to_compare() if fits and rival.offered is None else len(self._wish.options) + 3
+
     def _on_results(self) -> str:
         names = self._listed
         known = [name for name in names if self._fits(self._items[name])]
@@ -165,8 +171,13 @@ class Expert:
             return FEATURES.lower()
         if not self._own_search and promise < 1 and self._left >= self._turns_to_compare():
             return BACK.lower()
-        rival = max((self._promise(self._items[name]) for name in self._listed if name != self._current), default=0.0)
-        if rival > promise and self._left >= (1 + self._turns_to_compare() if fits else len(self._wish.options) + 3):
+        others = [self._items[name] for name in self._listed if name != self._current]
+        rival = max(others, key=self._promise, default=None)
+        if (
+            rival is not None
+            and self._promise(rival) > promise
+            and self._left >= self._turns_to_change(rival, fits=fits)
+        ):
             return PREVIOUS.lower()
         if not fits and self._page < _LAST_PAGE and self._left > self._turns_to_compare():
             return PREVIOUS.lower()  # and to the next page from there

@@ -1,9 +1,9 @@
 """The pages of the shop, as data: what is written on a page and what can be clicked.
 
 A page is a list of visible strings, which the agent reads joined by ` [SEP] `, and the list of its clickables. Two
-layouts: FULL is the original's text mode; SHORT says the same in fewer words for models with a short context: four
-results a page, no fixed headings, no rating and no reviews (both are empty in the data), and a `*` before the chosen
-options.
+layouts: FULL is the original's text mode; SHORT says the same in fewer words for models with a short context: one line
+a string, four results a page, the instruction on the first page only, no fixed headings, no rating and no reviews
+(both are empty in the data), and a `*` before the chosen options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,13 @@ class Layout:
     headings: bool
     sub_pages: tuple[str, ...]
     chosen_mark: str
+    separator: str
 
 
-FULL = Layout(per_page=10, headings=True, sub_pages=(DESCRIPTION, FEATURES, REVIEWS), chosen_mark="")
-SHORT = Layout(per_page=4, headings=False, sub_pages=(DESCRIPTION, FEATURES), chosen_mark="* ")
+FULL = Layout(
+    per_page=10, headings=True, sub_pages=(DESCRIPTION, FEATURES, REVIEWS), chosen_mark="", separator=SEPARATOR
+)
+SHORT = Layout(per_page=4, headings=False, sub_pages=(DESCRIPTION, FEATURES), chosen_mark="* ", separator="\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +42,25 @@ class Page:
     strings: tuple[str, ...]
     clickables: tuple[str, ...] = ()
     has_search_bar: bool = False
+    separator: str = SEPARATOR
 
     @property
     def text(self) -> str:
-        return SEPARATOR.join(self.strings)
+        return self.separator.join(self.strings)
 
     @property
     def allowed_actions(self) -> list[str]:
         return [SEARCH_ACTION] * self.has_search_bar + [f"click[{label}]" for label in self.clickables]
 
 
+def strings_on(text: str) -> list[str]:
+    """The visible strings of a page's text. No string holds a line break: product text has no control characters."""
+    return text.split(SHORT.separator if SHORT.separator in text else FULL.separator)
+
+
 def search_page(instruction: str, layout: Layout) -> Page:
     strings = ("WebShop", "Instruction:", instruction, "Search") if layout.headings else (instruction, "Search")
-    return Page(strings, has_search_bar=True)
+    return Page(strings, has_search_bar=True, separator=layout.separator)
 
 
 def results_page(instruction: str, layout: Layout, *, found: Sequence[Product], number: int) -> Page:
@@ -63,6 +72,7 @@ def results_page(instruction: str, layout: Layout, *, found: Sequence[Product], 
     return Page(
         (*_top(instruction, layout), buttons[0], place, *buttons[1:], *rows),
         clickables=_clickables(*buttons, *(product.id for product in shown)),
+        separator=layout.separator,
     )
 
 
@@ -74,6 +84,7 @@ def item_page(instruction: str, layout: Layout, *, product: Product, chosen: Map
     return Page(
         (*_top(instruction, layout), BACK, PREVIOUS, *options, *facts, *layout.sub_pages, BUY),
         clickables=_clickables(BACK, PREVIOUS, *layout.sub_pages, BUY, *option_of_value(product)),
+        separator=layout.separator,
     )
 
 
@@ -84,7 +95,11 @@ def sub_page(instruction: str, layout: Layout, *, product: Product, name: str) -
         FEATURES: tuple(bullet.strip() for bullet in product.bullets) or ("No Features",),
         REVIEWS: ("No reviews found",),
     }[name]
-    return Page((*_top(instruction, layout), BACK, PREVIOUS, *texts), clickables=_clickables(BACK, PREVIOUS))
+    return Page(
+        (*_top(instruction, layout), BACK, PREVIOUS, *texts),
+        clickables=_clickables(BACK, PREVIOUS),
+        separator=layout.separator,
+    )
 
 
 def done_page(reward: float) -> Page:
@@ -97,7 +112,7 @@ def option_of_value(product: Product) -> dict[str, str]:
 
 
 def _top(instruction: str, layout: Layout) -> tuple[str, ...]:
-    return ("Instruction:", instruction) if layout.headings else (instruction,)
+    return ("Instruction:", instruction) if layout.headings else ()
 
 
 def _clickables(*labels: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 from divopd.environments.environment import Observation
 from divopd.environments.webshop.engine import Shop, WebShop
 from divopd.environments.webshop.goals import HORIZON
-from divopd.environments.webshop.pages import FULL, NEXT, SEARCH_ACTION, SEPARATOR, SHORT, Layout
+from divopd.environments.webshop.pages import FULL, NEXT, SEARCH_ACTION, SHORT, Layout, strings_on
 
 LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 16_384
@@ -158,7 +158,7 @@ def _content(visit: Visit, observation: Observation) -> str:
     if SEARCH_ACTION in (observation.allowed_actions or ()):
         return '<form method="post"><input name="query" autofocus required> <button>Search</button></form>'
     told = ("Instruction:", visit.instruction)
-    shown = [string for string in observation.text.split(SEPARATOR) if string not in told]
+    shown = [string for string in strings_on(observation.text) if string not in told]
     return "".join(f"<p>{row}</p>" for row in _rows(shown, observation.allowed_actions or []))
 
 
