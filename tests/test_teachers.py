@@ -111,14 +111,17 @@ def test_failures_now_and_then_cost_their_rollouts(models: Path, tmp_path: Path)
 
 def test_nothing_but_failures_stops_a_run(models: Path, tmp_path: Path) -> None:
     """As many in a row as are in flight: the error has the last failure and what to do."""
+    run = start(tmp_path / "run", room(models, "FallenRoom"))
     words = r"the last 4 rollouts broke off.*the roof of room/\d+ fell in; see that `divopd play"
     with pytest.raises(EnvironmentFailure, match=words):
-        start(tmp_path / "run", room(models, "FallenRoom")).run()
+        run.advance()
+    with pytest.raises(EnvironmentFailure, match="all 3 rollouts of an evaluation broke off: the roof"):
+        run.evaluator.evaluate(run.learner.policy)
 
 
 @pytest.mark.slow
 def test_nothing_but_failures_stops_a_live_run(models: Path, tmp_path: Path) -> None:
     settings = room(models, "FallenRoom", clock="live")
     begin_run(settings, tmp_path / "run")
-    with pytest.raises(DivopdError, match=r"explorer-0 cannot go on; its last words: the last 4 rollouts broke off"):
+    with pytest.raises(DivopdError, match=r"(explorer-0|evaluator) cannot go on; its last words: .* broke off"):
         LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()

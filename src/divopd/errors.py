@@ -14,7 +14,7 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
-└── EnvironmentFailure          an environment died or hung; it costs one rollout, and the run when all rollouts break off
+└── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if all others break off too
 """
 
 from collections.abc import Iterable

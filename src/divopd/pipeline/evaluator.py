@@ -6,6 +6,7 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import kind_of, tasks
+from divopd.errors import EnvironmentFailure
 from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
@@ -45,6 +46,9 @@ class Evaluator:
         return self._figures(Evaluation(tuple(one for one in played.rollouts if len(one.turns) > after_turns)))
 
     def _figures(self, played: Evaluation) -> dict[str, Any]:
+        failures = [rollout.failure for rollout in played.rollouts]
+        if failures and all(failures):  # a success rate of 0 would be a claim about the policy
+            raise EnvironmentFailure(f"all {len(failures)} rollouts of an evaluation broke off: {failures[-1]}")
         environment = self.config.environment
         kinds = {task: kind_of(environment.name, task, **environment.settings) for task in self.tasks}
         total = Counter(kinds[rollout.start.task] for rollout in played.rollouts)
