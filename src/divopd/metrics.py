@@ -1,11 +1,11 @@
 """The figures of SPEC §9: of a batch, of a run, of a whole recording's use."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, floor, log
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
 from divopd.composers.composer import Candidate
 
@@ -31,28 +31,45 @@ class BatchFigures:
     tokens: int
 
 
+class Share(NamedTuple):
+    """What one rollout has in a batch. All its turns are of one policy version."""
+
+    version: int
+    rows: int = 0
+    dead_rows: int = 0
+    tokens: int = 0
+    valid_tokens: int = 0
+    disagreement: float = 0.0
+
+
 def batch_figures(selected: Sequence[Candidate], *, update: int) -> BatchFigures:
     """Figures of a batch; of an empty one all are 0."""
-    if not selected:
-        return BatchFigures(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
-    tokens: Counter[str] = Counter()
-    disagreement: dict[str, float] = {}
+    shares: dict[str, Share] = {}
     for c in selected:
-        tokens[c.rollout] += c.tokens
-        disagreement[c.rollout] = disagreement.get(c.rollout, 0.0) + c.disagreement
-    total = tokens.total()
-    shares = [n / total for n in tokens.values()] if total else [1 / len(tokens)] * len(tokens)
-    valid_tokens = sum(c.valid_tokens for c in selected)
+        _, rows, dead, tokens, valid, disagreement = shares.get(c.rollout) or Share(c.version)
+        dead += c.valid_tokens == 0
+        more = tokens + c.tokens, valid + c.valid_tokens, disagreement + c.disagreement
+        shares[c.rollout] = Share(c.version, rows + 1, dead, *more)
+    return figures_of_shares(list(shares.values()), update=update)
+
+
+def figures_of_shares(shares: Sequence[Share], *, update: int) -> BatchFigures:
+    """Figures of a batch from what each of its rollouts has in it."""
+    if not shares:
+        return BatchFigures(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    rows, total = sum(share.rows for share in shares), sum(share.tokens for share in shares)
+    parts = [share.tokens / total for share in shares] if total else [1 / len(shares)] * len(shares)
+    valid_tokens = sum(share.valid_tokens for share in shares)
     return BatchFigures(
-        rows=len(selected),
-        rollouts=len(tokens),
-        effective_rollouts=1 / sum(p * p for p in shares),
-        top1_share=max(shares),
-        turns_per_rollout=len(selected) / len(tokens),
-        dead_share=sum(c.valid_tokens == 0 for c in selected) / len(selected),
-        kl_per_token=sum(disagreement.values()) / valid_tokens if valid_tokens else 0.0,
-        age=fmean(update - c.version for c in selected),
-        disagreement_sd=pstdev(disagreement.values()),
+        rows=rows,
+        rollouts=len(shares),
+        effective_rollouts=1 / sum(p * p for p in parts),
+        top1_share=max(parts),
+        turns_per_rollout=rows / len(shares),
+        dead_share=sum(share.dead_rows for share in shares) / rows,
+        kl_per_token=sum(share.disagreement for share in shares) / valid_tokens if valid_tokens else 0.0,
+        age=sum(share.rows * (update - share.version) for share in shares) / rows,
+        disagreement_sd=pstdev(share.disagreement for share in shares),
         tokens=total,
     )
 

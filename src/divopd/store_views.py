@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, get_args
 from divopd.composers.composer import Settings
 from divopd.errors import InputError
 from divopd.journal import StoredTurn
+from divopd.metrics import Share
 from divopd.payload import OUTCOME_BYTES, decode_outcome
 from divopd.store_reader import BY_ARRIVAL, FigureKind, StoreReader
 from divopd.store_schema import connect, store_path
@@ -145,6 +146,30 @@ class StoreViews(StoreReader):
         for turn in turns:
             batches[turn.fate.update or 0].append(turn)
         return batches
+
+    def shares(self, *, first: int, last: int) -> dict[int, list[Share]]:
+        """What each rollout has in the batches of these updates, both included."""
+        query = """SELECT t.fate_update, r.version, count(*), sum(t.valid_tokens = 0), sum(t.tokens),
+                sum(t.valid_tokens), sum(t.disagreement)
+            FROM turns t JOIN rollouts r ON r.number = t.rollout
+            WHERE t.fate = 'trained' AND t.fate_update BETWEEN ? AND ? GROUP BY t.fate_update, t.rollout"""
+        batches: dict[int, list[Share]] = {update: [] for update in range(first, last + 1)}
+        with self.snapshot():
+            for update, *share in self._db.execute(query, (first, last)):
+                batches[update].append(Share(*share))
+        return batches
+
+    def exits(self, *, first: int, last: int) -> dict[tuple[int, str], int]:
+        """How many turns left the queue untrained, by update and fate."""
+        query = """SELECT fate_update, fate, count(*) FROM turns
+            WHERE fate_update BETWEEN ? AND ? AND fate <> 'trained' GROUP BY fate_update, fate"""
+        with self.snapshot():
+            return {(update, fate): count for update, fate, count in self._db.execute(query, (first, last))}
+
+    def watermarks(self) -> list[int]:
+        """How far each update had read the queue."""
+        with self.snapshot():
+            return [watermark for (watermark,) in self._db.execute("SELECT watermark FROM updates ORDER BY number")]
 
     def arrivals(self) -> list[tuple[int, int, int]]:
         """(update, rollouts, turns): what came into the queue before each update that something came before."""

@@ -14,7 +14,7 @@ from divopd.journal import Account
 from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
 from divopd.report.gauge import elapsed_s
 from divopd.store import store_path
-from divopd.store_views import StoreViews
+from divopd.store_views import RolloutTally, StoreViews
 
 Clock = Literal["virtual", "wall"]
 
@@ -81,7 +81,8 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         if not store.updates or not updates:
             raise InputError(f"{folder}: this run has not recorded an update; expected a run of `divopd train`")
         settings = store.journal(0).settings
-        used, account = utilization_so_far(store, settings), store.account()
+        rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
+        used = utilization_so_far(rollouts, settings, updates=store.updates)
     try:
         costs = costs_by_version(updates)
         evaluated = tuple(
@@ -136,10 +137,8 @@ def costs_at(version: int, costs: Mapping[int, Costs]) -> Costs:
     return costs[version] if version in costs else costs[max(known for known in costs if known <= version)]
 
 
-def utilization_so_far(store: StoreViews, settings: Settings) -> Utilization:
-    """What a run trained of the experience that was there for it, beside the bound."""
-    updates = store.updates
-    rollouts = store.rollout_tallies(available_before=updates)
+def utilization_so_far(rollouts: Sequence[RolloutTally], settings: Settings, *, updates: int) -> Utilization:
+    """What a run trained of the rollouts that were there for its updates, beside the bound."""
     valid = [rollout for rollout in rollouts if rollout.valid_turns]
     windows = [(rollout.available_at, rollout.version + settings.max_staleness) for rollout in valid]
     return utilization_of_counts(

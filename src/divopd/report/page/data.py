@@ -1,13 +1,15 @@
 """What the page shows of a run, as plain JSON. Figures come from the functions that the commands print from."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from divopd.metrics import BatchFigures, batch_figures
+from divopd.metrics import BatchFigures, figures_of_shares
 from divopd.report.explanation import explain
 from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
 from divopd.report.run_comparison import flat_settings
@@ -116,23 +118,32 @@ def _row(update: int, figures: Mapping[str, Any], pressure: Mapping[str, Any]) -
 
 def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, Json]:
     """What `divopd train` would have recorded of these updates, as far as a journal tells."""
-    arrivals = store.arrivals()
+    moments, rollouts, turns_put = _arrived(store)
+    watermarks, exits = store.watermarks(), store.exits(first=first, last=last)
     made: dict[int, Json] = {}
-    for update, turns in store.trained(first=first, last=last).items():
-        entry = store.journal(update)
-        put = sum(count for moment, _, count in arrivals if moment <= update)
+    for update, shares in store.shares(first=first, last=last).items():
+        place = bisect_right(moments, update)
         made[update] = {
-            **asdict(batch_figures([turn.candidate(update=update) for turn in turns], update=update)),
+            **asdict(figures_of_shares(shares, update=update)),
             "virtual_s": float(update + 1),
             "waited_s": 0.0,
-            "rollouts_put": sum(rollouts for moment, rollouts, _ in arrivals if moment <= update),
-            "turns_put": put,
-            "queued": put - entry.watermark,
-            "stale": len(entry.stale),
-            "aged_out": len(entry.aged_out),
-            "invalid": len(entry.invalid),
+            "rollouts_put": rollouts[place],
+            "turns_put": turns_put[place],
+            "queued": turns_put[place] - watermarks[update],
+            **{fate: exits.get((update, fate), 0) for fate in ("stale", "aged_out", "invalid")},
         }
     return made
+
+
+def _arrived(store: StoreViews) -> tuple[list[int], list[int], list[int]]:
+    """Updates before which something arrived, and how many rollouts and turns had arrived before and after each."""
+    arrivals = store.arrivals()
+    rollouts = accumulate((rollouts for _, rollouts, _ in arrivals), initial=0)
+    return (
+        [moment for moment, _, _ in arrivals],
+        list(rollouts),
+        list(accumulate((t for _, _, t in arrivals), initial=0)),
+    )
 
 
 def flow(store: StoreViews) -> Json:
@@ -148,7 +159,7 @@ def experience(store: StoreViews) -> Json:
     tallies = store.rollout_tallies(available_before=store.updates)
     counts = Counter(min(tally.trained_turns, MOST_TRAINED) for tally in tallies if tally.valid_turns)
     return {
-        "utilization": asdict(utilization_so_far(store, settings)),
+        "utilization": asdict(utilization_so_far(tallies, settings, updates=store.updates)),
         "trained_turns": [counts[n] for n in range(max(counts, default=-1) + 1)],
         "most": MOST_TRAINED,
     }

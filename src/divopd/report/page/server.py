@@ -25,7 +25,7 @@ from divopd.store_views import Cursor, StoreViews
 
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 10  # for a browser that opens a connection and sends nothing
-UPDATES_AT_ONCE = 150  # in one answer; the page asks on
+UPDATES_AT_ONCE = 500  # in one answer; the page asks on
 MOST_ROWS = 200
 REMEMBERED = 500  # answers
 
@@ -150,8 +150,11 @@ def _state_of(folder: Path) -> Cursor | str:
 
 def _summary(runs: Runs, name: str, folder: Path) -> Json:
     """What is known of a run; of a store that cannot be read, why."""
-    with StoreViews.open(folder) as store, store.snapshot():
-        made = runs.remembered((name, "summary"), store.cursor(), lambda: data.plain(data.summary(store, name)))
+    try:
+        with StoreViews.open(folder) as store, store.snapshot():
+            made = runs.remembered((name, "summary"), store.cursor(), lambda: data.plain(data.summary(store, name)))
+    except DivopdError as error:
+        return {"name": name, "folder": str(folder), "error": str(error)}
     changed = max(path.stat().st_mtime for path in folder.glob("store.db*"))
     return made | {"changed_s": max(0.0, time.time() - changed)}
 
@@ -159,8 +162,7 @@ def _summary(runs: Runs, name: str, folder: Path) -> Json:
 def _comparison(runs: Runs, names: list[str]) -> Json:
     """What `divopd compare` says of those of the runs that were evaluated."""
     states = [_state_of(runs.folder_of(name)) for name in names]
-    evaluated = [name for name, state in zip(names, states, strict=True) if isinstance(state, Cursor)]
-    evaluated = [n for n in evaluated if _has_figures(states[names.index(n)])]
+    evaluated = [name for name, state in zip(names, states, strict=True) if _has_figures(state)]
 
     def make() -> Json:
         return data.plain(comparison([_run_figures(runs, name) for name in evaluated]))
@@ -209,7 +211,6 @@ def _handler(runs: Runs, root: str) -> type[BaseHTTPRequestHandler]:
     html = render({"mode": "live"}).encode()
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
         timeout = PATIENCE_S
 
         def do_GET(self) -> None:

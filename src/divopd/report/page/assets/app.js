@@ -13,6 +13,7 @@ const banner = el("div", { class: "banner", role: "alert", hidden: true });
 const status = el("p", { class: "live", role: "status" });
 
 let runs = [];
+let broken = []; // what looks like a run and cannot be read
 let drawing = 0;
 let drawn = null;
 let lastExplained = null;
@@ -87,6 +88,12 @@ function drawChips(context, at) {
   }, dot(context.allColours.get(run.name)), visible(run.name))) : []));
 }
 
+async function readRuns() {
+  const found = await source.runs();
+  runs = found.filter((run) => !run.error);
+  broken = found.filter((run) => run.error);
+}
+
 async function draw() {
   const mine = ++drawing;
   const at = readAddress();
@@ -112,7 +119,8 @@ async function draw() {
   about.textContent = view.about;
   document.title = `${view.title} · divopd ${source.live ? "watch" : "report"}`;
   drawChips(context, at);
-  content.replaceChildren(...parts.flat().filter(Boolean));
+  const unreadable = broken.map((run) => el("p", { class: "note" }, el("strong", { class: "bad" }, visible(`${run.name} cannot be shown: `)), visible(run.error)));
+  content.replaceChildren(...unreadable, ...parts.flat().filter(Boolean));
   main.removeAttribute("aria-busy");
   const kept = focus && [...document.querySelectorAll("[data-key]")].find((node) => node.dataset.key === focus);
   if (kept) keepFocus(kept);
@@ -141,7 +149,7 @@ async function poll() {
     status.textContent = "live";
     if (news !== lastNews) {
       lastNews = news;
-      runs = await source.runs();
+      await readRuns();
       await draw();
     }
   } catch (error) {
@@ -160,7 +168,7 @@ async function begin() {
   if (source.live) {
     await poll();
   } else {
-    runs = await source.runs();
+    await readRuns();
     await draw();
   }
 }

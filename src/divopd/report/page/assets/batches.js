@@ -130,7 +130,7 @@ function explanation(context, run, made) {
     { key: "version", label: "version" },
     { key: "first_seen", label: "first seen" },
     { key: "slots", label: "slots", value: count },
-    { key: "selected", label: "selected turns: disagreement", text: true, sorts: false, node: (row) => (row.selected.length ? el("div", {}, passes(row)) : NONE) },
+    { key: "selected", label: "selected turns: disagreement", text: "wide", sorts: false, node: (row) => (row.selected.length ? el("div", {}, passes(row)) : NONE) },
     { key: "pending", label: "stayed pending", value: (row) => row.pending.length },
     { key: "fell_out", label: "fell out", text: true, sorts: false, format: (out) => out.map(([why, turns]) => `${plural(turns, "turn")}: ${spoken(why)}`).join("; ") || NONE },
   ];

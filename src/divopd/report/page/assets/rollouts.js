@@ -38,10 +38,10 @@ function listParts(context, { run, query, page: found }) {
     { key: "task", label: "task", text: true, sorts: false },
     { key: "version", label: "version", sorts: false, title: "of the policy that acted" },
     { key: "available_at", label: "arrived", sorts: false, title: "the first update that could read it" },
-    { key: "success", label: "outcome", text: true, sorts: false, node: (row) => outcome(row) },
+    { key: "success", label: "outcome", text: true, sorts: false, node: (row) => outcome({ success: row.success }) },
     { key: "turns", label: "turns", title: "rows put into the queue" },
     ...fates,
-    { key: "disagreement", label: "largest disagreement", unit: "nats", format: (v) => show.fixed(v, 2), title: "of its valid turns" },
+    { key: "disagreement", label: "disagreement", unit: "nats", format: (v) => show.fixed(v, 2), title: "the largest of its valid turns" },
   ];
   const sort = { key: query.order.replace(/^-/, ""), down: query.order.startsWith("-") };
   return [
@@ -104,7 +104,7 @@ function turnCard(context, run, turn, before) {
   const colour = palette().fates[turn.fate];
   const fate = `${spoken(turn.fate)}${turn.reason && turn.fate === "invalid" ? `: ${spoken(turn.reason)}` : ""}${turn.update !== null ? ` at update ${turn.update}` : ""}`;
   const whole = turn.context
-    ? [seen(turn.context), el("p", { class: "who" }, "student"), heatStrip(turn), el("p", { class: "action" }, el("span", { class: "who" }, "action"), turn.action === null ? el("em", {}, "none was found in the response") : el("code", {}, visible(turn.action)))]
+    ? [el("div", { class: "turn-body" }, seen(turn.context), el("div", {}, el("p", { class: "who" }, "response of the student"), heatStrip(turn), el("p", { class: "action" }, el("span", { class: "who" }, "action"), turn.action === null ? el("em", {}, "none was found in the response") : el("code", {}, visible(turn.action)))))]
     : [empty("The tokens of this turn were dropped", "settle has freed their space after a durable checkpoint.")];
   return el("li", { class: "turn", style: { "--fate": colour } },
     skipped > 0 ? el("p", { class: "teacher-turns" }, `${plural(skipped, "turn")} of the teacher before this one (recovery): not trained, part of the prompt.`) : null,

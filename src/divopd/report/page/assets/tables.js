@@ -12,7 +12,7 @@ function sortableTable({ columns, rows, caption, sort = null, onsort = null, row
     const label = [column.label, column.unit ? el("span", { class: "unit" }, column.unit) : null];
     const sorts = column.sorts !== false;
     const button = sorts ? el("button", { type: "button", class: "sort", onclick: () => choose(column) }, label) : el("span", { class: "sort" }, label);
-    return el("th", { scope: "col", class: column.text ? "text" : "number", title: column.title }, button);
+    return el("th", { scope: "col", class: column.text ? (column.text === "wide" ? "text wide" : "text") : "number", title: column.title }, button);
   });
   function choose(column) {
     const down = order && order.key === column.key ? !order.down : !column.text;
@@ -48,7 +48,7 @@ function cell(column, row, place) {
   const value = cellValue(column, row);
   const content = column.node ? column.node(row) : visible(column.format ? column.format(value, row) : (value ?? NONE));
   const tag = place === 0 ? "th" : "td";
-  return el(tag, { class: column.text ? "text" : "number", ...(place === 0 ? { scope: "row" } : {}) }, content);
+  return el(tag, { class: column.text ? (column.text === "wide" ? "text wide" : "text") : "number", ...(place === 0 ? { scope: "row" } : {}) }, content);
 }
 
 // The data of a figure, as it is.

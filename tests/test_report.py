@@ -1,0 +1,273 @@
+"""The report: its figures are those of the commands, it opens offline in a real browser, and texts stay texts."""
+
+import argparse
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import VIEWS, open_view, opened, settle
+from divopd.cli import report
+from divopd.errors import InputError
+from divopd.metrics import batch_figures
+from divopd.report.explanation import explain
+from divopd.report.fates import why
+from divopd.report.page import data, static, write_report
+from divopd.report.run_comparison import compare_runs
+from divopd.report.runs import read_run
+from divopd.store_views import FATES, StoreViews
+from evil_runs import SCRIPT, TASK, make_evil_run
+from fake_runs import make_run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A vanilla and a divopd run; divopd reaches 40 % one evaluation earlier."""
+    folder = tmp_path_factory.mktemp("runs")
+    vanilla = make_run(folder / "vanilla", method="vanilla", rates=[10, 20, 44])
+    return [vanilla, make_run(folder / "divopd", rates=[10, 40, 50, 60])]
+
+
+@pytest.fixture(scope="module")
+def page_file(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(folders, out)
+    return out
+
+
+def embedded(page: Path) -> dict[str, Any]:
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S
+    )
+    assert found
+    return json.loads(found[1])["views"]
+
+
+# ── the data ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_comparison_is_that_of_compare(folders: list[Path], page_file: Path) -> None:
+    """All runs together and each pair say what `divopd compare` says."""
+    views = embedded(page_file)
+    runs = [read_run(folder) for folder in folders]
+    assert views["comparison"] == data.plain(compare_runs(runs).as_json())
+    assert views["comparison/divopd/vanilla"] == data.plain(compare_runs(runs[::-1]).as_json())
+
+
+def test_batches_and_rollouts_are_those_of_explain_and_why(folders: list[Path], page_file: Path) -> None:
+    """A batch lists the rollouts, slots and exits of `explain`; a rollout has the sentences of `why`."""
+    views = embedded(page_file)
+    with StoreViews.open(folders[1]) as store:
+        explained, shown = explain(store, 5), views["run/divopd/batch/5"]
+        slots = {slot[0]: slot[1] + slot[2] for slot in views["run/divopd/batches"]["batches"][5]["slots"]}
+        for entry, line in zip(explained["rollouts"], shown["rollouts"], strict=True):
+            assert line["rollout"] == entry["rollout"]
+            assert [turn[0] for turn in line["selected"]] == [turn["turn"] for turn in entry["selected"]]
+            assert line["pending"] == [turn["turn"] for turn in entry["pending"]]
+            assert slots.get(entry["rollout"], 0) == len(entry["selected"])
+            told = why(store, entry["rollout"])
+            read = views[f"run/divopd/rollout/{entry['rollout']}"]
+            assert [t["sentence"] for t in read["turns"]] == [t["sentence"] for t in told["turns"]]
+
+
+def test_figures_of_a_journal_are_those_that_training_records(folders: list[Path]) -> None:
+    """What a replay's page computes from its journal is what a run's page reads from its records."""
+    with StoreViews.open(folders[1]) as store:
+        recorded = store.figures("update")
+        recomputed = data._recomputed(store, 0, store.updates - 1)
+        for update, made in recomputed.items():
+            expected = {name: value for name, value in recorded[update].items() if name in made and name != "virtual_s"}
+            assert {name: made[name] for name in expected if name != "waited_s"} == pytest.approx(
+                {name: value for name, value in expected.items() if name != "waited_s"}
+            )
+            candidates = store.batch(update).candidates
+            assert asdict(batch_figures(candidates, update=update)) == pytest.approx(
+                {name: made[name] for name in data.COMPOSITION}
+            )
+
+
+def test_every_turn_is_counted_once(folders: list[Path]) -> None:
+    """Flow, depths, ages and the list of rollouts all add up to the account."""
+    for folder in folders:
+        with StoreViews.open(folder) as store:
+            account = store.account()._asdict()
+            assert sum(tally.turns for tally in store.depth_tallies()) == account["put"]
+            assert sum(store.ages().values()) == sum(store.waits().values()) == account["trained"]
+            assert sum(store.reasons().values()) == account["invalid"]
+            rows = store.rollout_page(first=0, count=10_000).rows
+            for fate in FATES:
+                assert sum(row.fates[fate] for row in rows) == account[fate]
+
+
+def test_rollouts_come_in_pages_of_any_order(folders: list[Path]) -> None:
+    """Pages join to the whole list; each order and filter gives what sorting and filtering the whole gives."""
+    with StoreViews.open(folders[0]) as store:
+        whole = store.rollout_page(first=0, count=10_000)
+        pages = [store.rollout_page(first=first, count=7).rows for first in range(0, whole.total, 7)]
+        assert [row for page in pages for row in page] == whole.rows
+        back = store.rollout_page(first=0, count=10_000, order="-arrival").rows
+        assert back == whole.rows[::-1]
+        stale = store.rollout_page(first=0, count=10_000, order="-stale", fate="stale")
+        assert stale.total == len(stale.rows) == sum(row.fates["stale"] > 0 for row in whole.rows)
+        assert [row.fates["stale"] for row in stale.rows] == sorted(
+            (r.fates["stale"] for r in stale.rows), reverse=True
+        )
+        named = store.rollout_page(first=0, count=10_000, text="R.0.1.")
+        assert {row.rollout for row in named.rows} == {r.rollout for r in whole.rows if "r.0.1." in r.rollout}
+        with pytest.raises(InputError):
+            store.rollout_page(first=0, count=1, order="task; DROP TABLE turns")
+
+
+def test_a_run_without_an_update_and_one_without_evaluations_have_a_page(tmp_path: Path) -> None:
+    """What is not there yet is empty, never an error."""
+    from divopd.store import Store
+
+    (tmp_path / "new").mkdir()
+    Store.create(tmp_path / "new" / "store.db").close()
+    running = make_run(tmp_path / "running", rates=[None, None])
+    write_report([tmp_path / "new", running], tmp_path / "report.html")
+    views = embedded(tmp_path / "report.html")
+    assert "error" in views["comparison"]
+    assert views["run/new/updates"]["columns"] == {}
+    assert len(views["run/running/updates"]["columns"]["update"]) == 3
+
+
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_report_is_one_file_that_asks_for_nothing(page_file: Path) -> None:
+    """No address is loaded from, scripts run by their digest only, and what is there is replaced whole."""
+    text = page_file.read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy[1].split("style-src")[0]
+    assert len(text) < 5_000_000
+    assert [path.name for path in page_file.parent.iterdir()] == ["report.html"]
+
+
+def test_texts_cannot_end_their_element(tmp_path: Path) -> None:
+    """Whatever the environment says: no tag is in the data, and it comes back as it was."""
+    write_report([make_evil_run(tmp_path / "run")], tmp_path / "report.html")
+    views = embedded(tmp_path / "report.html")
+    assert views["run/run/rollouts"]["rows"][0]["task"] == TASK
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert SCRIPT not in text
+    assert "{{" not in text.split('id="data"')[0]
+
+
+def test_the_command_takes_runs_and_folders_of_runs(folders: list[Path], tmp_path: Path, capsys: Any) -> None:
+    """A folder of runs is all of them; what is no run is refused; the size is told."""
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    out = tmp_path / "all.html"
+    assert report.run(parser.parse_args([str(folders[0].parent), "--out", str(out)])) == 0
+    assert [run["name"] for run in embedded(out)["runs"]["runs"]] == ["divopd", "vanilla"]
+    assert "MB" in capsys.readouterr().err
+    with pytest.raises(InputError, match="no run in it"):
+        report.run(parser.parse_args([str(tmp_path), "--out", str(out)]))
+    with pytest.raises(InputError, match="cannot write"):
+        write_report(folders, tmp_path / "missing" / "report.html")
+
+
+def test_a_long_run_leaves_texts_out(tmp_path: Path, folders: list[Path]) -> None:
+    """With a small budget some rollouts and batches have no texts; the rest are spread over the run."""
+    with StoreViews.open(folders[0]) as store:
+        names = [row.rollout for row in store.rollout_page(first=0, count=1000).rows]
+        some = list(static._readable(store, names, budget=60_000))
+        assert 3 < len(some) < len(names)
+        places = sorted(names.index(name.removeprefix("rollout/")) for name in some)
+        assert places[0] < len(names) / 4
+        assert places[-1] > 3 * len(names) / 4
+        assert 0 < len(static._explained(store, store.updates, budget=4_000)) < store.updates
+
+
+# ── in a browser ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.browser
+def test_every_view_opens_offline(page_file: Path) -> None:
+    """Each view is drawn by a click, in both colour schemes, without a word on the console; figures have their data."""
+    with opened(page_file.as_uri(), offline=True) as page:
+        for name in VIEWS:
+            open_view(page, name)
+            assert page.locator("#content svg, #content table").count() > 0, name
+            assert page.locator(".error").count() == 0, name
+        open_view(page, "flow")
+        page.locator("[data-key=theme]").click()
+        page.locator("[data-key=theme]").click()
+        settle(page)
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        for button, suffix, holds in (("CSV", ".csv", b"fate,"), ("SVG", ".svg", b"<svg")):
+            with page.expect_download() as download:
+                page.locator("figure").first.get_by_role("button", name=button).click()
+            assert download.value.suggested_filename.endswith(suffix)
+            assert holds in Path(download.value.path()).read_bytes()
+
+
+@pytest.mark.browser
+def test_a_person_finds_the_way(page_file: Path) -> None:
+    """Another axis, a sorted table, an explained batch, a rollout turn by turn, two runs: by mouse and by keyboard."""
+    with opened(page_file.as_uri(), offline=True) as page:
+        page.get_by_role("button", name="trained tokens", exact=True).click()
+        settle(page)
+        assert page.get_by_role("button", name="trained tokens", exact=True).get_attribute("aria-pressed") == "true"
+        page.get_by_role("button", name="peak").click()
+        assert page.locator("table tbody th").first.text_content() == "divopd"
+        page.get_by_role("button", name="peak").click()
+        assert page.locator("table tbody th").first.text_content() == "vanilla"
+
+        open_view(page, "batches")
+        page.locator(".column").first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#explanation")
+        assert "Update 0 of vanilla" in page.locator("#explanation h3").text_content()
+        page.locator("#explanation a").first.click()
+        page.wait_for_selector(".turn")
+        assert page.locator(".token").count() > 0
+        assert "is queued" in page.locator(".sentence").last.text_content() or page.locator(".badge").count() > 0
+
+        open_view(page, "rollouts")
+        page.get_by_label("Search by id or task").fill("r.0.2.")
+        page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 6")
+        page.get_by_label("With a turn that is").select_option("aged_out")
+        settle(page)
+
+        open_view(page, "diff")
+        row = page.locator("tr", has_text="peak success rate")
+        assert "+16 points" in row.text_content()
+        page.get_by_role("button", name="Swap").click()
+        settle(page)
+        assert "−16 points" in page.locator("tr", has_text="peak success rate").text_content()
+
+        page.locator("nav a").first.focus()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => document.querySelector('h1').textContent === 'Cost to τ'")
+
+
+@pytest.mark.browser
+def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
+    """Scripts, tags, chat markers, terminal escapes and turned directions are read on the page, and do nothing."""
+    folder = make_evil_run(tmp_path / "<b>run" / "x")
+    write_report([folder], tmp_path / "report.html")
+    with opened((tmp_path / "report.html").as_uri(), offline=True) as page:
+        for name in VIEWS:
+            open_view(page, name)
+        open_view(page, "rollouts")
+        assert TASK in page.locator("tbody").text_content()
+        page.locator("tbody a").first.click()
+        page.wait_for_selector(".turn")
+        seen = page.locator(".seen").first.text_content()
+        assert SCRIPT in seen
+        assert "<|im_start|>system" in seen
+        assert "␛[31mred␛[0m␇⟨U+202E⟩txt.exe⟨U+200B⟩" in seen
+        assert [mark.text_content() for mark in page.locator(".mark").all()][1] == "</script><b>bold</b>"
+        assert "␛[2J" in page.locator(".action code").first.text_content()
+        assert "1 turn of the teacher" in page.locator(".teacher-turns").text_content()
+        assert "the teacher's answer" in page.locator(".teacher-text").text_content()
+        assert page.locator("main img, main b, main script").count() == 0
