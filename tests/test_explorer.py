@@ -1,6 +1,7 @@
 """Rollouts, recovery and curricula: who acts, how deep, and what becomes a row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from divopd.curricula import Probe, adapted_depth, growing_depth, is_probe
 from divopd.environments import Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
-from divopd.explorer import Acting, Start, play, rows_of
+from divopd.explorer import Acting, Start, play, play_each, rows_of
 from divopd.models.policy import Response
 from divopd.models.tiny import build_tokenizer
 from divopd.prompts import Codec, style_for
@@ -77,6 +78,22 @@ def test_rollouts_end_at_success_or_at_their_depth(codec: Codec) -> None:
     assert all(p.success and len(p.turns) == 3 for p in played)
     cut = play(starts(3, depth=2), acting(codec), student=Parrot(codec, "go"), environments=environments)
     assert all(not p.success and len(p.turns) == 2 for p in cut)
+
+
+def test_a_start_is_taken_when_a_place_is_free(codec: Codec) -> None:
+    """Rollouts come out as they end, and only then is the next start asked for: it may depend on what came out."""
+    taken: list[int] = []
+
+    def endless() -> Iterator[Start]:
+        for number in count():
+            taken.append(number)
+            yield Start(number, "t", depth=1 if number % 2 else 3)
+
+    playing = play_each(endless(), acting(codec), student=Parrot(codec, "wait"), environments=[Corridor(), Corridor()])
+    assert next(playing).start.number == 1
+    assert taken == [0, 1]
+    assert [next(playing).start.number for _ in range(3)] == [0, 2, 3]
+    assert taken == [0, 1, 2, 3]
 
 
 def test_an_environment_that_dies_costs_one_rollout(codec: Codec) -> None:

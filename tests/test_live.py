@@ -130,3 +130,24 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(models: Path, tmp_path: Path) -
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     with Store.open_read_only(tmp_path / "run") as store:
         assert store.updates == 12
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_roles_do_not_outlive_the_process_that_started_them(models: Path, tmp_path: Path) -> None:
+    """SIGKILL of `divopd train`: its roles stop by themselves, and --resume finds a run that nobody else works on."""
+    settings = config(models, clock="live", learner={"updates": 1000})
+    begin_run(settings, tmp_path / "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "divopd", "train", "--resume", str(tmp_path / "run")], stdout=subprocess.DEVNULL
+    )
+    with Store.open_read_only(tmp_path / "run") as store:
+        while store.updates < 2:
+            time.sleep(0.1)
+    process.kill()
+    process.wait()
+    roles = ["pgrep", "-f", f"pipeline.roles {tmp_path / 'run'}"]
+    deadline = time.monotonic() + 60
+    while subprocess.run(roles, capture_output=True, check=False).stdout and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert subprocess.run(roles, capture_output=True, check=False).stdout == b""

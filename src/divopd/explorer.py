@@ -4,7 +4,7 @@ A policy that keeps its cache between calls reads only what is new. A response d
 rollout number, turn), never on what runs beside it, to rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -79,30 +79,38 @@ def play(
     student: Policy,
     teacher_of: Callable[[str], Policy] | None = None,
     environments: Sequence[Environment],
-    finished: Callable[[Played], None] = lambda played: None,
-    heartbeat: Callable[[], None] = lambda: None,
 ) -> list[Played]:
-    """Play every start to its end, as many at once as there are environments; results in the order of the starts.
+    """Play every start to its end; results in the order of the starts."""
+    rollouts = play_each(starts, acting, student=student, teacher_of=teacher_of, environments=environments)
+    over = {played.start.number: played for played in rollouts}
+    return [over[start.number] for start in starts]
 
-    `finished` gets each rollout as soon as it is over, `heartbeat` is called once a turn. The teacher of a rollout's
+
+def play_each(
+    starts: Iterable[Start],
+    acting: Acting,
+    *,
+    student: Policy,
+    teacher_of: Callable[[str], Policy] | None = None,
+    environments: Sequence[Environment],
+    heartbeat: Callable[[], None] = lambda: None,
+) -> Iterator[Played]:
+    """Play as many starts at once as there are environments; each rollout comes out as soon as it is over.
+
+    A start is taken when an environment is free for it. `heartbeat` is called once a turn. The teacher of a rollout's
     task acts only where `acting` says so.
     """
     waiting = iter(starts)
     active: list[_InFlight] = []
-    over: dict[int, Played] = {}
     while True:
         used = {id(rollout.environment) for rollout in active}
         free = [environment for environment in environments if id(environment) not in used]
         active += [_InFlight(start, free.pop(0), acting) for start in islice(waiting, len(free))]
-        for rollout in active:
-            if rollout.over:
-                over[rollout.start.number] = rollout.result()
-                finished(over[rollout.start.number])
-        active = [rollout for rollout in active if not rollout.over]
-        if not active and len(over) == len(starts):
-            return [over[start.number] for start in starts]
+        if not active:
+            return
         heartbeat()
-        for policy, rollouts in _by_policy(active, student, teacher_of):
+        going = [rollout for rollout in active if not rollout.over]  # an environment may have died at its reset
+        for policy, rollouts in _by_policy(going, student, teacher_of):
             prompts = [rollout.conversation.prompt() for rollout in rollouts]
             responses = policy.respond(
                 [prompt.ids for prompt in prompts],
@@ -112,6 +120,9 @@ def play(
             )
             for rollout, prompt, response in zip(rollouts, prompts, responses, strict=True):
                 rollout.act(prompt, response)
+        over = [rollout.result() for rollout in active if rollout.over]
+        active = [rollout for rollout in active if not rollout.over]
+        yield from over
 
 
 class _InFlight:

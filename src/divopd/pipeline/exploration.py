@@ -1,6 +1,6 @@
 """What an explorer does on either clock: which task comes next, how deep it may go, who may help."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -8,7 +8,7 @@ from divopd.config import Config
 from divopd.curricula import Probe, adapted_depth, growing_depth, is_probe
 from divopd.environments import Environment, make_environment, tasks
 from divopd.errors import EnvironmentFailure
-from divopd.explorer import Acting, Played, Start, play
+from divopd.explorer import Acting, Played, Start, play_each
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
 from divopd.recovery import Recovery
@@ -31,8 +31,12 @@ class Exploration:
             max_response_tokens=config.explorer.max_response_tokens,
             seed=config.seed,
         )
-        self._environments: list[Environment] = []
         self._failures = 0  # in a row
+
+    @cached_property
+    def _environments(self) -> list[Environment]:
+        name, settings = self.config.environment.name, self.config.environment.settings
+        return [make_environment(name, **settings) for _ in range(self.config.explorer.rollouts_in_flight)]
 
     @cached_property
     def _tasks(self) -> list[str]:
@@ -52,36 +56,33 @@ class Exploration:
             return adapted_depth(probes, horizon=horizon)
         return horizon
 
-    def play(
+    def play_each(
         self,
-        starts: Sequence[Start],
+        starts: Iterable[Start],
         *,
         version: int,
         student: Policy,
         teachers: Teachers | None,
-        finished: Callable[[Played], None] = lambda played: None,
         heartbeat: Callable[[], None] = lambda: None,
-    ) -> list[Played]:
-        """Play the starts together with the student of this version; see explorer.play.
+    ) -> Iterator[Played]:
+        """Play with the student of this version; see explorer.play_each.
 
         An EnvironmentFailure means that as many rollouts in a row broke off as are in flight.
         """
         config = self.config
         recovery = Recovery(**config.recovery.model_dump())
         helped = config.method == "divopd-r" and recovery.begun(version)
-        acting = replace(self._acting, recovery=recovery if helped else None)
-        wanted = min(len(starts), config.explorer.rollouts_in_flight)
-        while len(self._environments) < wanted:
-            self._environments.append(make_environment(config.environment.name, **config.environment.settings))
-        return play(
+        rollouts = play_each(
             starts,
-            acting,
+            replace(self._acting, recovery=recovery if helped else None),
             student=student,
             teacher_of=teachers.of if teachers else None,
-            environments=self._environments[:wanted],
-            finished=lambda played: (finished(played), self._count_failures(played)),
+            environments=self._environments,
             heartbeat=heartbeat,
         )
+        for played in rollouts:
+            yield played
+            self._count_failures(played)
 
     def _count_failures(self, played: Played) -> None:
         """The odd failure costs its rollout; when nothing else happens any more, the environment does not work."""

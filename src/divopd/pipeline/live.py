@@ -66,6 +66,8 @@ class LiveRun:
             code = process.poll()
             if code == 0 and name in ("learner", "evaluator"):
                 ended.add(name)
+            elif "learner" in ended and name != "evaluator":
+                process.send_signal(signal.SIGTERM)  # nobody trains on what it makes: the evaluator has the machine
             elif code == REFUSED:
                 raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
             elif code is not None:

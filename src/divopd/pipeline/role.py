@@ -1,5 +1,6 @@
 """What the processes of the live clock have in common."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ POLL_S = 0.05
 
 
 class Stopped(Exception):
-    """SIGTERM came; raised where a role can stop without losing anything."""
+    """The run is to stop; raised where a role can stop without losing anything."""
 
 
 class Role:
@@ -27,6 +28,7 @@ class Role:
         torch.set_num_threads(self.config.threads)
         self.store = Store.open(folder)
         self.stopping = False
+        self._parent = os.getppid()
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
 
@@ -34,7 +36,8 @@ class Role:
         self.stopping = True
 
     def check(self) -> None:
-        if self.stopping:
+        """Stop here if SIGTERM came, or if the process that started the roles is gone: nobody would end them."""
+        if self.stopping or os.getppid() != self._parent:
             raise Stopped
 
     def wait(self, seconds: float = POLL_S) -> None:

@@ -6,9 +6,10 @@ Any of them may be killed at any moment: what it had acknowledged is in the stor
 SIGTERM stops a role after the turn, the rollout or the update that it is at.
 """
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from divopd.checkpoints import load_weights
 from divopd.curricula import Probe, is_probe
 from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
-from divopd.explorer import Played, rows_of
+from divopd.explorer import Start, rows_of
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of
@@ -34,7 +35,11 @@ HELD_AT_MOST = 256  # rollouts of absent teachers that are read over, to find th
 
 
 def explore(role: Role) -> None:
-    """Play rollouts with the newest weights, as many at once as the config says; each is stored when it ends."""
+    """Play rollouts with the newest weights, as many at once as the config says; each is stored when it ends.
+
+    A rollout keeps the weights that it began with. So when newer ones are there, no rollout is begun until those in
+    flight have ended; as long as there are none, the next one begins wherever one has ended.
+    """
     student, teachers = load_student(role.config), None
     if role.config.method == "divopd-r":
         teachers = load_teachers(role.config).waited_for(lambda error: role.check())
@@ -42,26 +47,35 @@ def explore(role: Role) -> None:
     version = -1
     while True:
         version = _follow(role, student, version)
-        bound = role.config.explorer.max_backlog
-        while bound is not None and role.store.backlog() >= bound:
+        while not _has_room(role):
             role.wait()
-        probes = [
-            Probe(event["version"], event["success"], tuple(event["disagreements"]))
-            for kind, event in role.store.events()
-            if kind == "probe"
-        ]
-        numbers = role.store.reserve_rollouts(role.config.explorer.rollouts_in_flight)
-        starts = [exploration.start(number, version=version, probes=probes) for number in numbers]
-
-        def finished(played: Played, version: int = version) -> None:
+        starts = _starts(role, exploration, version)
+        playing = exploration.play_each(
+            starts, version=version, student=student, teachers=teachers, heartbeat=role.check
+        )
+        for played in playing:
             rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
             if rows is not None:
                 generated = sum(len(turn.response.ids) for turn in played.turns)
                 role.store.put_unscored(rows, generated_tokens=generated)
 
-        exploration.play(
-            starts, version=version, student=student, teachers=teachers, finished=finished, heartbeat=role.check
-        )
+
+def _starts(role: Role, exploration: Exploration, version: int) -> Iterator[Start]:
+    """What to play with these weights: an end comes with newer ones, or when too many turns wait."""
+    probes = [
+        Probe(event["version"], event["success"], tuple(event["disagreements"]))
+        for kind, event in role.store.events()
+        if kind == "probe"
+    ]
+    while role.newest_version() == version and _has_room(role):
+        [number] = role.store.reserve_rollouts(1)
+        yield exploration.start(number, version=version, probes=probes)
+
+
+def _has_room(role: Role) -> bool:
+    """Admission control: off, or fewer turns wait than it allows."""
+    bound = role.config.explorer.max_backlog
+    return bound is None or role.store.backlog() < bound
 
 
 def _follow(role: Role, student: TransformersPolicy, version: int) -> int:
@@ -112,6 +126,7 @@ def _queue(role: Role, scored: list[Rollout]) -> None:
 
 def evaluate(role: Role) -> None:
     """Evaluate every version that is due, as soon as it is published; ends after the last one."""
+    os.nice(5)  # where cores are few, learner and explorers come first
     student = load_student(role.config)
     evaluator = Evaluator(role.config, Codec(student.tokenizer))
     last = role.config.learner.updates

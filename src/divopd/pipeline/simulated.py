@@ -203,7 +203,10 @@ class SimulatedRun:
         numbers = range(self.started, self.started + len(starting))
         self.started += len(starting)
         starts = [self.exploration.start(n, version=self.acting_version, probes=self.probes) for n in numbers]
-        played = self.exploration.play(starts, version=self.acting_version, student=self.actor, teachers=self.teachers)
+        playing = self.exploration.play_each(
+            starts, version=self.acting_version, student=self.actor, teachers=self.teachers
+        )
+        played = sorted(playing, key=lambda one: one.start.number)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=self.acting_version) for one in played]
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
         for (slot, moment), one, unscored in zip(starting, played, rows, strict=True):
