@@ -62,7 +62,9 @@ class KroneckerSketch:
                 numbers = [sequence.spans[0].row for sequence in batch]
                 self._sums = {}
                 self._backward(batch, [teachers[number] for number in numbers], beta)
-                result[numbers] = torch.cat([self._sums[weight].flatten(1) for weight in self.projections], dim=1).cpu()
+                result[numbers] = (
+                    torch.cat([self._sums[weight].flatten(1) for weight in self.projections], dim=1).float().cpu()
+                )
         return result
 
     def _backward(self, batch: list[TokenSequence], teachers: list[np.ndarray], beta: float) -> None:

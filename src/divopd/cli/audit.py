@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from divopd.audits.table import AUDITS
 from divopd.errors import InputError, UnknownNameError
 from divopd.store import Store, is_store
 
@@ -40,65 +41,6 @@ def audit_ledger_of(run: Path) -> tuple[str, dict[str, Any]]:
     return line, asdict(report) | {"account": report.account._asdict()}
 
 
-def _utilization(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from divopd.audits.subject import load_subject
-    from divopd.audits.utilization import audit_utilization
-
-    return {name: asdict(used) for name, used in audit_utilization(load_subject(run, **changes)).items()}
-
-
-def _selection(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from divopd.audits.selection import audit_selection
-    from divopd.audits.subject import load_subject
-
-    return asdict(audit_selection(load_subject(run, **changes)))
-
-
-def _retention(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from divopd.audits.retention import audit_retention
-    from divopd.audits.subject import load_subject
-
-    return asdict(audit_retention(load_subject(run, **changes)))
-
-
-def _stability(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from divopd.audits.subject import load_subject
-
-    subject = load_subject(run, **changes)
-    from divopd.audits.stability import audit_stability
-
-    with _counter("versions scored again") as count:
-        return asdict(audit_stability(subject, report=count))
-
-
-def _geometry(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from divopd.audits.subject import load_subject
-
-    subject = load_subject(run, **changes)
-    from divopd.audits.geometry import audit_geometry
-
-    with _counter("pools audited") as count:
-        return audit_geometry(subject, report=count).as_json()
-
-
-def _cost(run: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    from divopd.audits.cost import audit_cost
-
-    if changes:
-        raise InputError("cost counts what a run did; numbers of a composer change nothing there: leave them out")
-    return audit_cost(run).as_json()
-
-
-AUDITS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
-    "utilization": _utilization,
-    "selection": _selection,
-    "retention": _retention,
-    "stability": _stability,
-    "geometry": _geometry,
-    "cost": _cost,
-}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of: ledger, {', '.join(AUDITS)}")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, its store.db, or JSON lines")
@@ -121,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         _print_ledgers(ledgers, as_json=args.json)
         return 0
     changes = {name: _number(name, text) for name in NUMBERS if (text := getattr(args, name)) is not None}
-    figures = {name: AUDITS[args.name](path, changes) for name, path in names.items()}
+    with _counter(f"{args.name}: steps done") as count:
+        figures = {name: AUDITS[args.name](path, changes, count) for name, path in names.items()}
     if args.json:
         print(json.dumps(figures if len(figures) > 1 else next(iter(figures.values()))))
     else:

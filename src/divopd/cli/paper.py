@@ -1,6 +1,7 @@
 """`divopd paper`: the paper's tables and figures at the scale of a laptop."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from divopd.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
-    from divopd.experiments.execution import Job
+    from divopd.experiments.execution import Crew, Job
     from divopd.experiments.items import Item
     from divopd.experiments.paper import Plan
 
@@ -54,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownNameError("item", name, [*ITEMS, "claims"])
     items = [item for name, item in ITEMS.items() if args.all or name in args.names]
     if not args.from_results:
-        from divopd.experiments.execution import missing_jobs
+        from divopd.experiments.execution import Crew, missing_jobs
 
-        _perform(missing_jobs(wanted_by(plan, items)), crew=args.jobs)
+        _perform(missing_jobs(wanted_by(plan, items)), crew=Crew(args.jobs, log=plan.places.runs / "paper.log"))
     _write_items(plan, items)
     if args.all or "claims" in args.names:
         _write_claims(plan)
@@ -90,16 +91,17 @@ def _print_list(plan: "Plan") -> None:
     plain_console().print(table)
 
 
-def _perform(jobs: Sequence["Job"], *, crew: int) -> None:
+def _perform(jobs: Sequence["Job"], *, crew: "Crew") -> None:
     """Make the missing runs, with a bar on a terminal and a line per run elsewhere."""
     if not jobs:
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from divopd.experiments.execution import Crew, updates_done
+    from divopd.experiments.execution import updates_done
     from divopd.report.terminal import duration
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped politely, it stops its workers
     console = Console(stderr=True, highlight=False)
     total, done = sum(job.size for job in jobs), 0
     started = time.monotonic()
@@ -112,7 +114,7 @@ def _perform(jobs: Sequence["Job"], *, crew: int) -> None:
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total - sum(before.values()))
-        for job in Crew(crew).work(jobs):
+        for job in crew.work(jobs):
             if job is not None:
                 del open_jobs[job.wanted.label]
                 done += job.size - before[job.wanted.label]

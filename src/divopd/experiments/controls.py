@@ -46,7 +46,7 @@ def control(settings: Settings, *, arm: str, base: str, measures: Sequence[str],
 
 NOTHING, ONE = Interval(0.0, 0.0, 0.0, 0), Interval(1.0, 1.0, 1.0, 0)
 COSTS = {"trained_tokens": "tokens", "learner_s": "learner time", "elapsed_s": "elapsed time"}
-NOTE = "Differences: mean ± half of the 95 % interval. Ratios: the control's cost to τ by the arm's; above 1 is in favour."
+NOTE = "Differences: mean ± half of the 95 % interval. Ratios: the control's cost to τ by the arm's (above 1: faster)."
 
 
 def cap_sweep(settings: Settings) -> Made:

@@ -1,26 +1,26 @@
-"""Making the runs that items want: as processes of their own, several at once, resumable, with the time that is left.
+"""Making the runs that items want: in processes of their own (worker.py), several at once, resumable.
 
-A run is trained by `divopd train --resume`, audited by `divopd audit`, and then its result is written. Whatever is
-stopped goes on where it was when the same command is given again; two commands at once share the work.
+A run is trained, audited, and then its result is written. Whatever is stopped goes on where it was when the same
+command is given again; two commands at once share the work.
 """
 
 import fcntl
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
 from typing import Any
 
 from divopd.durable_folder import numbered_folders
 from divopd.errors import DivopdError
 from divopd.experiments.results import load_result, result_of
 from divopd.experiments.wanted import Wanted
+from divopd.pipeline.begin import begin_run
 from divopd.store import Store
 
 POLL_S = 1.0
@@ -54,19 +54,23 @@ def missing_jobs(wanted: Mapping[Wanted, Sequence[str]]) -> list[Job]:
     return list(jobs.values())
 
 
-@dataclass
 class Crew:
-    """Does jobs, at most so many at once. Stopping it stops the processes that it started."""
+    """Does jobs with so many workers. Stopping it stops the processes that it started."""
 
-    size: int
-    _processes: set["subprocess.Popen[str]"] = field(default_factory=set)
-    _lock: Lock = field(default_factory=Lock)
-    _stopping: bool = False
+    def __init__(self, size: int, *, log: Path) -> None:
+        self.size = size
+        self._log = log
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        self._workers: list[Worker] = []
 
     def work(self, jobs: Sequence[Job]) -> Iterator[Job | None]:
         """Do the jobs; yields each when it is done, and None about once a second in between."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(min(self.size, len(jobs))):
+            self._workers.append(Worker(self._log))
+            self._idle.put(self._workers[-1])
         with ThreadPoolExecutor(self.size) as pool:
-            waiting: dict[Future[None], Job] = {pool.submit(self._do, job): job for job in jobs}
+            waiting = {pool.submit(self._do, job): job for job in jobs}
             try:
                 while waiting:
                     done, _ = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
@@ -77,60 +81,71 @@ class Crew:
                     if not done:
                         yield None
             finally:
-                self._stop()
-                pool.shutdown(wait=True, cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in self._workers:
+                    worker.stop()
 
     def _do(self, job: Job) -> None:
-        run = job.wanted
-        folder = run.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "paper.lock"):
-            before = load_result(run)  # another command may have made it meanwhile
-            audits = dict(before.audits) if before else {}
-            seconds = before.stored["seconds"] if before else None
-            missing = [name for name in job.audits if name not in audits]
-            if before is None or (missing and not is_finished(run)):
-                seconds = self._train(run)
-            for name in missing:
-                audits[name] = json.loads(self._command(folder, "audit", name, str(folder), "--json"))
-            run.result_file.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(result_of(run, audits=audits, seconds=seconds), separators=(",", ":"))
-            run.result_file.write_text(text + "\n", encoding="utf-8")
+        worker = self._idle.get()
+        try:
+            complete(job, worker)
+        finally:
+            self._idle.put(worker)
 
-    def _train(self, run: Wanted) -> float | None:
-        from divopd.pipeline.begin import begin_run
 
+class Worker:
+    """A process of worker.py."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with log.open("a", encoding="utf-8") as messages:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "divopd.experiments.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                text=True,
+            )
+
+    def do(self, run: Path, *, train: bool, audits: Sequence[str]) -> dict[str, Any]:
+        """What the process answers; a DivopdError if it could not do it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        task = json.dumps({"run": str(run), "train": train, "audits": list(audits)})
+        with suppress(BrokenPipeError):  # the missing answer tells
+            print(task, file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"its process ended; {self.log} tells more"}
+        if "error" in answer:
+            raise DivopdError(f"{run}: {answer['error']}")
+        return answer
+
+    def stop(self) -> None:
+        """End the process; what it was doing can be resumed."""
+        self.process.terminate()
+        self.process.communicate()
+
+
+def complete(job: Job, worker: Worker) -> None:
+    """Train and audit a run as far as that is missing, and write its result."""
+    run = job.wanted
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(run.folder / "paper.lock"):
+        before = load_result(run)  # another command may have made it meanwhile
+        audits = dict(before.audits) if before else {}
+        missing = [name for name in job.audits if name not in audits]
+        if before and not missing:
+            return
         anew = not (run.folder / "store.db").exists()
         if anew:
             begin_run(run.config, run.folder)
-        if is_finished(run):
-            return None
-        started = time.monotonic()
-        self._command(run.folder, "train", "--resume", str(run.folder))
-        return round(time.monotonic() - started, 1) if anew else None
-
-    def _command(self, folder: Path, *arguments: str) -> str:
-        """Run divopd; its messages go to a log beside the run."""
-        with self._lock:
-            if self._stopping:
-                raise DivopdError("stopped")
-            with (folder / "paper.log").open("a", encoding="utf-8") as log:
-                command = [sys.executable, "-m", "divopd", *arguments]
-                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-            self._processes.add(process)
-        output, _ = process.communicate()
-        with self._lock:
-            self._processes.discard(process)
-        if process.returncode and not self._stopping:
-            lines = (folder / "paper.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            raise DivopdError(f"{' '.join(arguments)}: {lines[-1] if lines else 'failed'} (more in {folder}/paper.log)")
-        return output
-
-    def _stop(self) -> None:
-        with self._lock:
-            self._stopping = True
-            for process in self._processes:
-                process.terminate()
+        finished = is_finished(run)
+        answer = worker.do(run.folder, train=not finished, audits=missing)
+        whole = answer["seconds"] if anew else None  # of a run that was resumed a part only
+        seconds = before.stored["seconds"] if before and finished else whole
+        stored = result_of(run, audits=audits | answer["audits"], seconds=seconds)
+        run.result_file.parent.mkdir(parents=True, exist_ok=True)
+        run.result_file.write_text(json.dumps(stored, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def is_finished(run: Wanted) -> bool:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from divopd.config import Config
 
 QUICK = (
-    "learner.updates=6",
-    "learner.checkpoint_every=6",
+    "learner.updates=4",
+    "learner.checkpoint_every=4",
     "evaluation.every=2",
-    "evaluation.tasks=6",
-    "composer.batch_size=12",
+    "evaluation.tasks=4",
+    "composer.batch_size=8",
     "explorer.rollouts_in_flight=4",
-    "environment.horizon=10",
+    "environment.horizon=8",
 )
 
 

@@ -1,0 +1,51 @@
+"""A process that trains and audits runs one after the other: `python -m divopd.experiments.worker`.
+
+It reads one JSON object a line, {"run": FOLDER, "train": true, "audits": […]}, and answers each with one line:
+{"seconds": …, "audits": {…}} or {"error": …}. One process for many runs saves loading torch for each of them.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from divopd.audits.table import AUDITS
+from divopd.config import load_config
+from divopd.errors import DivopdError
+
+
+def do(task: dict[str, Any]) -> dict[str, Any]:
+    """Train a run to its end, if it is asked for, and audit it."""
+    folder = Path(task["run"])
+    started = time.monotonic()
+    if task["train"]:
+        _train(folder)
+    seconds = round(time.monotonic() - started, 1)
+    audits = {name: AUDITS[name](folder, {}, lambda _: None) for name in task["audits"]}
+    return {"seconds": seconds, "audits": audits}
+
+
+def _train(folder: Path) -> None:
+    config = load_config(folder / "config.yaml")
+    if config.clock == "simulated":
+        from divopd.pipeline.simulated import SimulatedRun as Run
+    else:
+        from divopd.pipeline.live import LiveRun as Run
+    Run(config, folder, report=lambda kind, figures: None).run()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints goes to the log
+    for line in sys.stdin:
+        try:
+            answer = do(json.loads(line))
+        except DivopdError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
