@@ -1,0 +1,221 @@
+"""Audits: small recordings whose figures can be counted by hand, and whole runs through the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from divopd.audits.cost import audit_cost
+from divopd.audits.retention import audit_retention
+from divopd.audits.selection import audit_selection
+from divopd.audits.stability import correlation, spearman, top_k_overlap
+from divopd.audits.subject import NO_CAP, depth_of, load_subject
+from divopd.audits.utilization import audit_utilization
+from divopd.cli import main
+from divopd.errors import InputError
+from divopd.synth import PRESETS, synthesize
+from divopd.turns import Turn, write_turns
+
+
+def make_turn(rollout: str, turn: int, *, score: float, success: bool, version: int = 0, tokens: int = 2) -> Turn:
+    """A turn whose disagreement is `score`."""
+    return Turn(
+        rollout,
+        turn,
+        f"task of {rollout}",
+        version,
+        available_at=version,
+        prompt_ids=[1] * 3,
+        response_ids=[2] * tokens,
+        student_logprobs=[-1.0] * tokens,
+        teacher_logprobs=[-1.0 - score / tokens] * tokens,
+        action_mask=[1] * tokens,
+        success=success,
+        rollout_turns=1,
+    )
+
+
+@pytest.fixture
+def two_rollouts(tmp_path: Path) -> Path:
+    """At update 0 a failed rollout of six turns, of which turns 4 and 5 disagree most, then a success of two."""
+    long = [make_turn("a", turn, score=float(turn), success=False) for turn in range(6)]
+    short = [make_turn("b", turn, score=1.0, success=True) for turn in range(2)]
+    write_turns(tmp_path / "turns.jsonl", long + short)
+    return tmp_path / "turns.jsonl"
+
+
+NUMBERS = {"batch_size": 4, "cap": 2, "max_staleness": 0}
+
+
+def test_utilization_counts_rollouts(two_rollouts: Path) -> None:
+    """Four slots: arrival order gives all to the first rollout, coverage two to each; both could have been reached."""
+    used = audit_utilization(load_subject(two_rollouts, **NUMBERS))
+    assert used["vanilla"].utilization.never_selected == 0.5
+    assert used[NO_CAP].utilization.never_selected == 0.5
+    assert used["divopd"].utilization.never_selected == used["divopd"].utilization.unreachable == 0.0
+    assert used["divopd"].utilization.gini == 0.0
+    assert used["divopd"].effective_rollouts == pytest.approx(2)
+
+
+def test_selection_sorts_by_depth_and_outcome(two_rollouts: Path) -> None:
+    """Vanilla takes the failure's first four turns; with focus it gives its two deepest, the success its two."""
+    audit = audit_selection(load_subject(two_rollouts, **NUMBERS))
+    assert audit.pool_success_share == 0.25
+    assert audit.stages["vanilla"].shares["< 2"] == {"failure": 0.5, "success": 0.0}
+    assert audit.stages["vanilla"].shares["2–3"] == {"failure": 0.5, "success": 0.0}
+    assert audit.stages["+ focus"].shares["4–5"] == {"failure": 0.5, "success": 0.0}
+    assert audit.stages["+ focus"].shares["< 2"] == {"failure": 0.0, "success": 0.5}
+    assert audit.stages["+ focus"].success_share == audit.stages["+ coverage"].success_share == 0.5
+
+
+def test_retention_has_both_sides_of_a_first_selection(two_rollouts: Path) -> None:
+    """Kept: turns 4 and 5 of one rollout, both of the other. Dropped: turns 0 to 3."""
+    audit = audit_retention(load_subject(two_rollouts, **NUMBERS))
+    assert (audit.rollouts, audit.dropped_share, audit.trained_later) == (2, 0.5, 0.0)
+    assert (audit.kept.depth, audit.dropped.depth) == (2.5, 1.5)
+    assert audit.kept.disagreement_per_token == pytest.approx((4 + 5 + 1 + 1) / 4 / 2)
+    assert audit.dropped.by_depth == {"< 2": 2, "2–3": 2, "4–5": 0, "6–9": 0, "≥ 10": 0}
+
+
+def test_a_dropped_turn_may_be_trained_later(tmp_path: Path) -> None:
+    """With room for it at the next update, what was dropped is trained: the audit says so."""
+    turns = [make_turn("a", turn, score=float(turn), success=True) for turn in range(4)]
+    write_turns(tmp_path / "t.jsonl", [*turns, make_turn("b", 0, score=0.0, success=True, version=1)])
+    audit = audit_retention(load_subject(tmp_path / "t.jsonl", batch_size=2, cap=2, max_staleness=2))
+    assert audit.trained_later == 1.0
+    assert (audit.kept.turns, audit.dropped.turns) == (2, 2)
+
+
+def test_outcomes_must_be_known(tmp_path: Path) -> None:
+    """A recording without outcomes is refused with a sentence that names the field."""
+    write_turns(tmp_path / "t.jsonl", [make_turn("a", 0, score=1.0, success=None)])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="'success'"):
+        audit_selection(load_subject(tmp_path / "t.jsonl"))
+
+
+def test_depths_are_those_of_the_paper() -> None:
+    """<2, [2,4), [4,6), [6,10), ≥10."""
+    assert [depth_of(turn) for turn in (0, 1, 2, 3, 4, 5, 6, 9, 10, 29)] == [
+        *("< 2", "< 2", "2–3", "2–3", "4–5", "4–5", "6–9", "6–9", "≥ 10", "≥ 10")
+    ]
+
+
+def test_rank_statistics() -> None:
+    """Spearman sees order only and shares ranks among equals; the overlap compares sets."""
+    rising = np.array([1.0, 2.0, 3.0, 40.0])
+    assert spearman(rising, np.exp(rising)) == pytest.approx(1)
+    assert spearman(rising, -rising) == pytest.approx(-1)
+    assert spearman(np.array([1.0, 1.0, 2.0]), np.array([5.0, 5.0, 9.0])) == pytest.approx(1)
+    assert correlation(np.ones(3), rising[:3]) == 0
+    assert top_k_overlap(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), 2) == 0.5
+
+
+@pytest.mark.parametrize("name", ["utilization", "selection", "retention"])
+def test_a_recording_is_audited_from_the_command_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A table, a JSON file of the same figures, and a picture; --json prints the figures."""
+    pytest.importorskip("matplotlib")
+    write_turns(tmp_path / "t.jsonl", synthesize(PRESETS["alfworld"], updates=8, seed=0))
+    arguments = ["audit", name, str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "out"), "--batch-size", "16"]
+    assert main(arguments) == 0
+    assert name in capsys.readouterr().out
+    written = json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8"))
+    assert (tmp_path / "out" / f"{name}.png").stat().st_size > 10_000
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == written["t.jsonl"]
+
+
+def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A recording has no weights, no fates and no clock; a wrong name is told the nearest one."""
+    write_turns(tmp_path / "t.jsonl", synthesize(PRESETS["alfworld"], updates=3, seed=0))
+    path = str(tmp_path / "t.jsonl")
+    for arguments, sentence in (
+        (["cost", path], "no fates and no clock"),
+        (["retenton", path], "did you mean 'retention'?"),
+        (["selection", str(tmp_path / "none")], "no such run or recording"),
+        (["selection", path, "--cap", "few"], "--cap is 'few'"),
+    ):
+        assert main(["audit", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
+    pytest.importorskip("torch")
+    for name in ("stability", "geometry"):
+        assert main(["audit", name, path]) == 2
+        assert "no weights of a policy version" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of random models, eight updates with an evaluation every two."""
+    pytest.importorskip("transformers")
+    from small_runs import config, start
+
+    folder = tmp_path_factory.mktemp("audited") / "run"
+    start(folder, config(models, learner={"updates": 8}, evaluation={"every": 2})).run()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["utilization", "selection", "retention", "stability", "geometry", "cost"])
+def test_a_run_is_audited(name: str, small_run: Path, capsys: pytest.CaptureFixture) -> None:
+    """Every audit works on a run and leaves its files in the run's folder."""
+    pytest.importorskip("matplotlib")
+    assert main(["audit", name, str(small_run)]) == 0
+    assert "run" in capsys.readouterr().out
+    assert (small_run / "audits" / f"{name}.json").is_file()
+    assert (small_run / "audits" / f"{name}.png").stat().st_size > 10_000
+
+
+def test_the_cost_of_a_run_adds_up(small_run: Path) -> None:
+    """Scored tokens by fate sum to all; the learner's two kinds of seconds to the clock; explorers have theirs."""
+    audit = audit_cost(small_run)
+    assert sum(audit.scored_by_fate.values()) == audit.scored_tokens
+    assert audit.scored_by_fate["trained"] == audit.trained_tokens
+    assert audit.learner_s + audit.waited_s == pytest.approx(audit.elapsed_s)
+    assert audit.explorer_s is not None
+    assert audit.explorer_s > audit.learner_s / 10
+    assert 0 <= audit.never_trained_share < 1
+
+
+def test_nothing_has_changed_at_lag_zero(small_run: Path) -> None:
+    """Recomputed with the weights that generated them, disagreements are the cached ones: same ranks, same turns."""
+    from divopd.audits.stability import audit_stability
+
+    zero, one = audit_stability(load_subject(small_run), lags=(0, 2)).lags
+    assert zero.spearman == pytest.approx(1, abs=1e-3)
+    assert zero.probability_gap < 1e-5
+    assert one.probability_gap > 10 * zero.probability_gap
+
+
+def test_the_oracle_projects_furthest(small_run: Path) -> None:
+    """In its own sketch no selection of as many turns beats the oracle; base's expectation is a mean over draws."""
+    from divopd.audits.geometry import EXPECTED_BASE, LINEUP, ORACLE, audit_geometry
+
+    audit = audit_geometry(load_subject(small_run), updates=3)
+    assert [one.update for one in audit.updates] == [2, 4, 6]
+    for one in audit.updates:
+        best = one.composers[ORACLE].projection
+        assert all(one.composers[name].projection <= best + 1e-4 for name in (*LINEUP, EXPECTED_BASE))
+        assert -1.001 <= min(a.cosine for a in one.composers.values()) <= 1.001
+        assert 0 <= one.dropped_turns < 1
+
+
+def test_the_expectation_of_base_is_the_mean_of_its_draws() -> None:
+    """Over many seeds the mean gradient of divopd-base comes to Σ n_r/B ḡ_r (the paper's coverage identity)."""
+    torch = pytest.importorskip("torch")
+    from divopd.audits.geometry import expected_base
+    from divopd.composers import candidate_of, make_composer
+
+    sizes = {"a": 5, "b": 2, "c": 3}
+    turns = [
+        make_turn(name, turn, score=float(turn), success=True) for name, size in sizes.items() for turn in range(size)
+    ]
+    pool = [candidate_of(turn, first_seen=0) for turn in turns]
+    gradients = torch.randn(len(pool), 6, generator=torch.Generator().manual_seed(0))
+    row = {c.key: place for place, c in enumerate(pool)}
+    means = []
+    for seed in range(400):
+        composer = make_composer("divopd-base", batch_size=6, cap=2, seed=seed)
+        selected = composer.decide(pool, update=0).selected
+        means.append(gradients[[row[c.key] for c in selected]].mean(0))
+    draws = torch.stack(means)
+    error = draws.std(0) / 400**0.5
+    assert torch.all((draws.mean(0) - expected_base(pool, selected, gradients)).abs() < 4.5 * error)
