@@ -1,0 +1,280 @@
+"""`divopd paper`: which runs are one run, which results count, what tables and claims make of them."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("matplotlib")
+
+from divopd.cli import main
+from divopd.experiments.arms import ARMS, CORE, SETTINGS
+from divopd.experiments.claims import judge_all
+from divopd.experiments.execution import missing_jobs
+from divopd.experiments.items import ITEMS
+from divopd.experiments.paper import gather, make_plan
+from divopd.experiments.results import load_result
+from divopd.experiments.wanted import Places
+from divopd.synth import PRESETS, synthesize
+from divopd.turns import write_turns
+from paper_results import CONFIGS, base_rate, made_up_audits, store_result, wanted_run
+
+
+def verdicts(out: Path, *, seeds: int) -> dict[str, str]:
+    plan = make_plan(Places(CONFIGS, out / "runs", out), settings=["default"], seeds=seeds, overrides=[])
+    return {one.claim.id: one.verdict for one in judge_all(gather(plan)).judged}
+
+
+# ── runs and results ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_arms_that_want_the_same_run_share_it(tmp_path: Path) -> None:
+    """divopd and divopd with k = 4 are one run; another seed, cap or load is another."""
+    run = wanted_run(tmp_path, "divopd", 0)
+    assert wanted_run(tmp_path, "divopd, k=4", 0).label == run.label
+    labels = {wanted_run(tmp_path, arm, seed).label for arm in ARMS for seed in (0, 1)}
+    assert len(labels) == 2 * (len(ARMS) - 1)
+
+
+def test_every_arm_resolves_and_changes_what_it_says(tmp_path: Path) -> None:
+    """Loads are shares of the setting's own; the others are what their names say."""
+    own = wanted_run(tmp_path, "vanilla", 3).config
+    assert own.seed == 3
+    assert wanted_run(tmp_path, "vanilla, low load", 0).config.explorer.rollouts_in_flight == round(
+        own.explorer.rollouts_in_flight / 4
+    )
+    assert wanted_run(tmp_path, "vanilla, staleness 4", 0).config.composer.max_staleness == 4
+    assert wanted_run(tmp_path, "divopd-base, no cap", 0).config.composer.cap is None
+    assert wanted_run(tmp_path, "vanilla-wide", 0).config.method == "vanilla-wide"
+
+
+def test_a_result_of_other_settings_or_weights_does_not_count(tmp_path: Path) -> None:
+    """A stored result is taken only if its configuration and its models are those of the wanted run."""
+    run = wanted_run(tmp_path, "divopd", 0)
+    assert load_result(run) is None
+    store_result(run, [10, 20])
+    assert load_result(run) is not None
+    other = run.config.resolved()
+    other["learner"]["lr"] = 1.0
+    store_result(run, [10, 20], config=other)
+    assert load_result(run) is None
+    store_result(run, [10, 20], models={"student": "other", "teacher": "other"})
+    known = any(run.models.values())
+    assert (load_result(run) is None) == known
+    store_result(run, [10, 20], config=run.config.resolved() | {"a setting of tomorrow": 1})
+    assert load_result(run) is not None
+
+
+def test_only_what_is_missing_is_done(tmp_path: Path) -> None:
+    """A run that two items want is one job with both audits; a finished one without them has audits to do only."""
+    plain, same = wanted_run(tmp_path, "divopd", 0), wanted_run(tmp_path, "divopd, k=4", 0)
+    [job] = missing_jobs({plain: ("cost",), same: ("geometry",)})
+    assert (set(job.audits), job.trained) == ({"cost", "geometry"}, False)
+    store_result(plain, [10, 20], audits={"cost": {}})
+    [job] = missing_jobs({plain: ("cost",), same: ("geometry",)})
+    assert (job.audits, job.trained) == (("geometry",), True)
+    store_result(plain, [10, 20], audits={"cost": {}, "geometry": {}})
+    assert not missing_jobs({plain: ("cost",), same: ("geometry",)})
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made-up results of all arms, three seeds."""
+    out = tmp_path_factory.mktemp("paper")
+    write_turns(out / "turns.jsonl", synthesize(PRESETS["alfworld"], updates=6, seed=0))
+    audits = made_up_audits(out / "turns.jsonl")
+    rng = random.Random(0)
+    for arm in ARMS:
+        for seed in range(3):
+            rates = [10, *(base_rate(arm) + rng.gauss(0, 1) for _ in range(4))]
+            store_result(wanted_run(out, arm, seed), rates, audits=audits)
+    return out
+
+
+def test_tables_figures_and_claims_are_made_from_results(all_results: Path, capsys: pytest.CaptureFixture) -> None:
+    """Without a single run: every item has a table, data and a picture, and the claims a table and data."""
+    arguments = ["--from-results", "--setting", "default", "--seeds", "3", "--configs", str(CONFIGS)]
+    assert main(["paper", "--all", *arguments, "--out", str(all_results)]) == 0
+    assert "no results" not in capsys.readouterr().err
+    for name, item in ITEMS.items():
+        text = (all_results / "paper" / f"{name}.md").read_text(encoding="utf-8")
+        assert item.where in text
+        assert "| --: |" in text or "--:" in text
+        json.loads((all_results / "paper" / f"{name}.json").read_text(encoding="utf-8"))
+        assert (all_results / "paper" / f"{name}.png").stat().st_size > 8_000
+    claims = json.loads((all_results / "claims.json").read_text(encoding="utf-8"))
+    assert sum(claims["counts"].values()) == len(claims["claims"]) > 45
+    assert "## Rules" in (all_results / "claims.md").read_text(encoding="utf-8")
+
+
+def test_means_are_over_seeds_and_differences_within_them(tmp_path: Path) -> None:
+    """The main table's figures, counted by hand: pairs share a seed, τ is from vanilla, cost ratios are geometric."""
+    for seed, (vanilla, ours) in enumerate([(60, 70), (62, 68), (64, 75)]):
+        store_result(wanted_run(tmp_path, "vanilla", seed), [0, 10, 20, vanilla, 50], tokens_per_update=300)
+        store_result(wanted_run(tmp_path, "divopd", seed), [0, 10, ours, 50, 50], tokens_per_update=100)
+    places = Places(CONFIGS, tmp_path / "runs", tmp_path)
+    plan = make_plan(places, settings=["default"], seeds=3, overrides=[])
+    results = gather(plan, ["divopd"])["default"]
+    assert results.target == 60
+    assert results.differences("divopd", "vanilla", "peak") == [10, 6, 11]
+    peak = results.mean("divopd", "peak")
+    assert peak is not None
+    assert peak.mean == pytest.approx(fmean([70, 68, 75]))
+    assert results.cost_quotients("divopd", "vanilla", "trained_tokens") == pytest.approx([15 * 300 / (10 * 100)] * 3)
+    assert results.cost_quotients("vanilla", "divopd", "trained_tokens") == pytest.approx([10 * 100 / (15 * 300)] * 3)
+
+
+def test_the_list_shows_every_item(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """--list names all items with runs and time, and runs nothing."""
+    where = ["--configs", str(CONFIGS), "--out", str(tmp_path), "--setting", "default", "--seeds", "1"]
+    assert main(["paper", "--list", *where]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ITEMS)
+    assert " min" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name one item"),
+        (["mian"], "did you mean 'main'?"),
+        (["main", "--setting", "nowhere"], "unknown setting"),
+        (["main", "--jobs", "0"], "--jobs is 0"),
+        (["main", "--configs", "nowhere"], "no configurations"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture) -> None:
+    """One line, exit code 2, before anything is run."""
+    assert main(["paper", "--configs", str(CONFIGS), *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+# ── claims ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [
+        ([6.0, 7.0, 8.0], "holds"),  # the interval lies above 0
+        ([-6.0, -7.0, -8.0], "does not hold"),
+        ([0.5, -0.5, 0.1], "does not hold"),  # contains 0 and ends short of the paper's 7
+        ([30.0, -20.0, 5.0], "not decidable here"),  # contains both
+        ([7.0, 7.1], "not decidable here"),  # too few
+    ],
+)
+def test_a_difference_is_judged_by_its_interval(tmp_path: Path, gaps: list[float], verdict: str) -> None:
+    """Claim A1 (peak of divopd above vanilla's by 7.0 points) with made-up paired seeds."""
+    for seed, gap in enumerate(gaps):
+        store_result(wanted_run(tmp_path, "vanilla", seed), [0, 50, 50])
+        store_result(wanted_run(tmp_path, "divopd", seed), [0, 50 + gap, 50])
+    assert verdicts(tmp_path, seeds=len(gaps))["A1"] == verdict
+
+
+def test_without_results_nothing_is_decided(tmp_path: Path) -> None:
+    """One vanilla run alone: every claim is not decidable here."""
+    store_result(wanted_run(tmp_path, "vanilla", 0), [0, 50])
+    assert set(verdicts(tmp_path, seeds=3).values()) == {"not decidable here"}
+
+
+def test_other_kinds_of_claims(tmp_path: Path) -> None:
+    """Levels by range, ratios above 1, and counts of settings only with three of them."""
+    for seed in range(3):
+        store_result(wanted_run(tmp_path, "vanilla", seed), [0, 50 + seed, 50], tokens_per_update=300 + seed)
+        store_result(wanted_run(tmp_path, "divopd", seed), [0, 60, 60], tokens_per_update=100)
+    found = verdicts(tmp_path, seeds=3)
+    assert found["A3"] == "holds"  # three times fewer tokens to τ
+    assert found["A5"] == "holds"  # every seed came to τ
+    assert found["I1"] == "does not hold"  # 2 effective rollouts, outside 3.9–8.3
+    assert found["E1"] == "not decidable here"  # one setting
+
+
+def test_the_papers_figures_are_those_of_its_tables() -> None:
+    """Claims about means over the six settings agree with the tables as they are stored."""
+    from importlib.resources import files
+
+    import yaml
+
+    folder = files("divopd.experiments")
+    tables = json.loads((folder / "paper_tables.json").read_text(encoding="utf-8"))
+    claims = {c["id"]: c for c in yaml.safe_load((folder / "claims.yaml").read_text(encoding="utf-8"))["claims"]}
+
+    def mean(method: str, field: str) -> float:
+        return fmean(record[field] for record in tables["main"]["records"] if record["method"] == method)
+
+    for name, arm, base, field in (
+        ("A1", "divopd", "vanilla", "peak"),
+        ("A2", "divopd", "vanilla", "final_five"),
+        ("A6", "divopd-r", "divopd", "final_five"),
+        ("C5", "divopd", "divopd-base", "peak"),
+        ("C8", "divopd", "divopd-base", "final_five"),
+    ):
+        assert claims[name]["paper"] == pytest.approx(mean(arm, field) - mean(base, field), abs=0.06)
+    caps = tables["matched_cap"]["records"]
+    assert claims["C1"]["paper"] == pytest.approx(fmean(r["peak"] - r["uncapped_peak"] for r in caps), abs=0.06)
+    low, high = claims["I1"]["paper"]
+    vanilla = [r["effective_rollouts"] for r in tables["composition"]["records"] if r["method"] == "vanilla"]
+    assert (low, high) == (min(vanilla), max(vanilla))
+
+
+# ── real runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def quick(out: Path, models: Path, *arguments: str) -> list[str]:
+    chosen = [f"{role}.model={models / role}" for role in ("student", "teacher")]
+    sets = [text for choice in chosen for text in ("--set", choice)]
+    return ["paper", *arguments, "--quick", "--configs", str(CONFIGS), "--out", str(out), *sets]
+
+
+@pytest.fixture(scope="module")
+def quick_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all items: they share their runs, as for a user."""
+    return tmp_path_factory.mktemp("quick")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ITEMS, "claims"])
+def test_quick(name: str, models: Path, quick_out: Path) -> None:
+    """The quick mode of every item makes its runs, its table and its picture, within three minutes."""
+    started = time.monotonic()
+    assert main(quick(quick_out, models, name)) == 0
+    assert time.monotonic() - started < 180
+    written = quick_out / "claims.md" if name == "claims" else quick_out / "paper" / f"{name}.png"
+    assert written.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_stopped_command_goes_on(models: Path, tmp_path: Path) -> None:
+    """Stopped in the middle and given again, it comes to the results of one that was never stopped."""
+    command = [sys.executable, "-m", "divopd"]
+    arguments = ["disagreement", "--seeds", "1"]
+    subprocess.run([*command, *quick(tmp_path / "whole", models, *arguments)], check=True, capture_output=True)
+    again = [*command, *quick(tmp_path / "stopped", models, *arguments)]
+    process = subprocess.Popen(again, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list((tmp_path / "stopped").rglob("store.db")):
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 130
+    subprocess.run(again, check=True, capture_output=True)
+    for whole in (tmp_path / "whole" / "results").rglob("*.json"):
+        stopped = tmp_path / "stopped" / "results" / whole.relative_to(tmp_path / "whole" / "results")
+        first, second = (json.loads(file.read_text(encoding="utf-8")) for file in (whole, stopped))
+        for name in ("evaluations", "updates", "account"):
+            assert first[name] == second[name]
+
+
+def test_core_arms_are_main_arms() -> None:
+    """What other settings run is part of the main table, and all settings have a title."""
+    assert set(CORE) < set(ITEMS["main"].arms)
+    assert all(setting.title for setting in SETTINGS.values())
