@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -10,6 +11,7 @@ import torch
 
 from divopd.config import Config, load_config
 from divopd.durable_folder import numbered_folders
+from divopd.models.policy import Policy, Response
 from divopd.store import Store
 
 POLL_S = 0.05
@@ -50,6 +52,19 @@ class Role:
 
     def newest_version(self) -> int | None:
         return max((int(folder.name) for folder in numbered_folders(self.weights)), default=None)
+
+
+class Interruptible:
+    """A policy that acts for a role, which may stop before any turn."""
+
+    def __init__(self, policy: Policy, role: Role) -> None:
+        self.policy, self.role, self.score = policy, role, policy.score
+
+    def respond(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+    ) -> list[Response]:
+        self.role.check()
+        return self.policy.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
 
 
 def is_evaluated(config: Config, version: int) -> bool:

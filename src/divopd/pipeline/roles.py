@@ -24,7 +24,7 @@ from divopd.pipeline.exploration import Exploration, probe_of
 from divopd.pipeline.live import REFUSED
 from divopd.pipeline.live_learner import LiveLearner
 from divopd.pipeline.models import load_models, load_student, load_teachers
-from divopd.pipeline.role import POLL_S, Role, Stopped, is_evaluated
+from divopd.pipeline.role import POLL_S, Interruptible, Role, Stopped, is_evaluated
 from divopd.prompts import Codec
 from divopd.store import Store
 from divopd.teacher import AWAY_LIMIT_S, RETRY_S, score_rollouts
@@ -139,7 +139,7 @@ def evaluate(role: Role) -> None:
             role.wait()
             continue
         load_weights(numbered_path(role.weights, due[0]), student.model)
-        figures = evaluator.evaluate(student)
+        figures = evaluator.evaluate(Interruptible(student, role))
         role.store.record_figures("evaluation", due[0], figures | _costs_at(role.store, due[0]))
 
 
