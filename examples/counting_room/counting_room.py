@@ -1,4 +1,4 @@
-"""An environment in thirty lines: a corridor of rooms, and a lamp to switch on in one of them."""
+"""An environment in thirty lines: a corridor of ten rooms, and a lamp to switch on in one of them."""
 
 from divopd.environments import Observation
 
@@ -9,7 +9,7 @@ class CountingRoom:
     @staticmethod
     def tasks(split: str) -> list[str]:
         pairs = [f"{start}-{goal}" for start in range(10) for goal in range(10) if start != goal]
-        return [pair for number, pair in enumerate(pairs) if (number % 5 == 0) == (split == "test")]
+        return [pair for number, pair in enumerate(pairs) if (number % 3 == 0) == (split == "test")]
 
     @staticmethod
     def kind(task: str) -> str:
@@ -21,7 +21,7 @@ class CountingRoom:
 
     def reset(self, task: str) -> Observation:
         self.room, self.goal = (int(number) for number in task.split("-"))
-        return self._observe(f"Your task: switch on the lamp of room {self.goal}.")
+        return self._observe()
 
     def step(self, action: str) -> Observation:
         if action == "switch":
@@ -29,23 +29,23 @@ class CountingRoom:
             return Observation("Light!" if done else "Wrong room.", done=True, success=done, reward=float(done))
         moved = {"up": 1, "down": -1}.get(action)
         if moved is None or not 0 <= self.room + moved < 10:
-            return self._observe("Nothing happens.", valid=False)
+            return self._observe(valid=False)
         self.room += moved
-        return self._observe("You walk.")
+        return self._observe()
 
-    def _observe(self, text: str, *, valid: bool = True) -> Observation:
-        return Observation(f"{text} You are in room {self.room}.", ["up", "down", "switch"], valid=valid)
+    def _observe(self, *, valid: bool = True) -> Observation:
+        return Observation(f"Room {self.room}, lamp in room {self.goal}.", ["up", "down", "switch"], valid=valid)
 
 
 class Walker:
     """The expert: it acts on what it has read, at any state, so that a student can imitate it."""
 
     def reset(self, observation: Observation) -> None:
-        self.goal = int(observation.text.split("lamp of room ")[1][0])
+        """A rollout begins; there is nothing to remember from the one before."""
 
     def act(self, observation: Observation) -> str:
-        room = int(observation.text.split("You are in room ")[1][0])
-        return "switch" if room == self.goal else "up" if room < self.goal else "down"
+        room, goal = (int(letter) for letter in observation.text if letter.isdigit())
+        return "switch" if room == goal else "up" if room < goal else "down"
 
     def took(self, action: str) -> None:
-        """It needs no memory: the observation says all."""
+        """Another action was taken than `act` proposed; the next observation says all."""

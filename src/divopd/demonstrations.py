@@ -9,7 +9,8 @@ fine-tuning on that makes a weak student of a capable one.
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import lru_cache
+from itertools import count, islice
 from typing import Literal
 
 import numpy as np
@@ -85,7 +86,27 @@ Labels = Literal["expert", "weak"]
 
 
 def demonstrate(environment: str, labels: Labels, *, slips: Slips, seed: int) -> Iterator[Demonstration]:
-    """Rollouts of random training tasks without end; the same seed gives the same rollouts."""
+    """Rollouts of random training tasks without end; the same seed gives the same rollouts.
+
+    Where playing is slower than learning (`recorded` in the table of environments), so many rollouts are played once in
+    a process and then told again and again, in an order that depends on the seed.
+    """
+    recorded = find_entry(environment).recorded
+    if recorded is None:
+        yield from _play(environment, labels, slips=slips, seed=seed)
+        return
+    source = random.Random(f"{labels} {seed}")
+    while True:
+        told = _record(environment, labels, slips, recorded)
+        yield from source.sample(told, len(told))
+
+
+@lru_cache(maxsize=4)
+def _record(environment: str, labels: Labels, slips: Slips, number: int) -> list[Demonstration]:
+    return list(islice(_play(environment, labels, slips=slips, seed=0), number))
+
+
+def _play(environment: str, labels: Labels, *, slips: Slips, seed: int) -> Iterator[Demonstration]:
     rollout = {"expert": expert_rollout, "weak": weak_rollout}[labels]
     played = make_environment(environment)
     expert = make_expert(environment, played)

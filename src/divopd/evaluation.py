@@ -62,8 +62,9 @@ def _evaluate(
         seed=setting.seed,
         takeover_at=takeover_at,
     )
-    depth = setting.horizon or find_entry(setting.environment).horizon
-    in_flight = min(setting.in_flight, len(tasks))
+    entry = find_entry(setting.environment)
+    depth = setting.horizon or entry.horizon
+    in_flight = min(setting.in_flight, entry.side_by_side, len(tasks))
     environments = [make_environment(setting.environment, **setting.settings) for _ in range(in_flight)]
     starts = [Start(number, task, depth) for number, task in enumerate(tasks)]
     teacher_of = None if teacher is None else lambda task: teacher

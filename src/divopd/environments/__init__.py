@@ -42,6 +42,8 @@ class EnvironmentEntry:
     evaluation_split: str
     horizon: int  # turns of a rollout
     evaluation_tasks: int  # an evaluation plays the first so many tasks of its split
+    side_by_side: int = 64  # an evaluation makes at most so many environments: some are a process each
+    recorded: int | None = None  # demonstrations are so many rollouts told again: playing is slower than learning
     settings: dict[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     checks: dict[str, str] = field(
@@ -87,6 +89,20 @@ ENVIRONMENTS = {
         evaluation_split="held-out",
         horizon=30,
         evaluation_tasks=256,
+        side_by_side=8,
+        modules=("scienceworld",),
+        checks={"java": "has_java"},
+        install="pip install 'divopd[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+    ),
+    "scienceworld-short": EnvironmentEntry(
+        "ScienceWorld's find-* tasks in few words",
+        source="ShortScienceWorldTasks",
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=15,
+        evaluation_tasks=64,
+        side_by_side=4,
+        recorded=600,
         modules=("scienceworld",),
         checks={"java": "has_java"},
         install="pip install 'divopd[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",

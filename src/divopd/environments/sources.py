@@ -81,6 +81,32 @@ class ScienceWorldTasks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortScienceWorldTasks:
+    """The settings of scienceworld_short.ShortScienceWorld."""
+
+    simplifications: str = "easy"
+    timeout_s: float = 120.0
+
+    def tasks(self, split: str) -> list[str]:
+        from divopd.environments.scienceworld_short import tasks
+
+        return tasks(split)
+
+    def kind(self, task: str) -> str:
+        return _before_slash(task)
+
+    def environment(self) -> Environment:
+        from divopd.environments.scienceworld_short import ShortScienceWorld
+
+        return ShortScienceWorld(simplifications=self.simplifications, timeout_s=self.timeout_s)
+
+    def expert(self, environment: Environment) -> Expert:
+        from divopd.environments.scienceworld_short import FindExpert
+
+        return FindExpert()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shopping:
     """`catalogue`: official, synthetic, or a path to product files (see webshop/catalogue.py). `goals`: synthetic or
     human. `pages`: full as in the original, or short for small models. `products` and `kinds` size a synthetic

@@ -85,7 +85,8 @@ def style_for(environment: str, **changes: Any) -> PromptStyle:
     """The style of an environment by name, with some settings changed; an unknown name gets a general system text."""
     terse = changes.get("answer") == "terse"
     # a small model learns its environment by heart: a text that never changes only costs it tokens
-    system = "" if terse else f"{SYSTEM_TEXTS.get(environment, SYSTEM_TEXTS['other'])}\n\n{ANSWER_FORM}"
+    text = SYSTEM_TEXTS.get(environment.partition("-")[0], SYSTEM_TEXTS["other"])  # alfworld-small is an alfworld
+    system = "" if terse else f"{text}\n\n{ANSWER_FORM}"
     # ScienceWorld's valid actions are some 12,000 tokens: its system text lists their forms instead
     actions = "unlisted" if environment == "scienceworld" else "listed"
     settings: dict[str, Any] = {"system": system, "actions": actions} | changes
