@@ -175,7 +175,8 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
 ) -> None:
     """Down for 60 seconds: rollouts wait in the store, are scored afterwards, and the run ends; each counts once."""
     served = {"model": "teacher", "url": server.url}
-    settings = config(models, clock="live", teacher=served, learner={"updates": 8, "max_wait_s": 90})
+    plan = {"updates": 40, "max_wait_s": 90}  # more than can be made of what was scored before
+    settings = config(models, clock="live", teacher=served, learner=plan, evaluation={"every": 40})
     begin_run(settings, tmp_path / "run")
     waiting: list[int] = []
 
@@ -194,7 +195,7 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
     interruption.join()
     assert waiting
     _, account, rates = outcome(tmp_path / "run")
-    assert 8 in rates
+    assert 40 in rates
     with Store.open_read_only(tmp_path / "run") as store:
         assert "teacher_away" in [kind for kind, _ in store.events()]
         assert account[0] == store.spent().turns
