@@ -129,7 +129,7 @@ def _perform(jobs: Sequence["Job"], *, crew: "Crew") -> None:
 
 
 def _write_items(plan: "Plan", items: Iterable["Item"]) -> None:
-    from divopd.experiments.paper import gather, make, write
+    from divopd.experiments.paper import gather, make, write, write_index
 
     items = list(items)
     results = gather(plan, dict.fromkeys(arm for item in items for arm in item.arms))
@@ -141,6 +141,7 @@ def _write_items(plan: "Plan", items: Iterable["Item"]) -> None:
         for sheet in made.sheets:
             sheet.print()
         files = write(item, made, plan.places.out / "paper")
+        write_index(plan.places.out / "paper")
         print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
 
 

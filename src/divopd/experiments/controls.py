@@ -29,14 +29,14 @@ def control(settings: Settings, *, arm: str, base: str, measures: Sequence[str],
             data[name][measure] = as_json(difference)
             sides = (cell(results.mean(side, measure)) if results.of(side) else "–" for side in (arm, base))
             rows.append([title, TITLES[measure], *sides, cell(difference, sign="+")])
-            panels[measure].append(Estimate(title, difference or NOTHING, PALETTE[place]))
+            panels[measure].append(Estimate(title, difference or NOTHING, PALETTE[place], gaps))
         for currency in costs:
             ratios = results.cost_quotients(arm, base, currency) if results.target else []
             ratio = ratio_interval_of(ratios) if ratios else None
             data[name][currency] = as_json(ratio)
             shown = ratio_cell(ratio, pairs=len(data[name]["seeds"]))
             rows.append([title, f"{COSTS[currency]} to τ", "", "", shown])
-            panels[currency].append(Estimate(title, ratio or ONE, PALETTE[place]))
+            panels[currency].append(Estimate(title, ratio or ONE, PALETTE[place], ratios))
     heads = ["setting", "measure", arm, base, "difference, or\ncost ratio"]
     sheet = Sheet(f"{arm} against {base}, paired by seed", heads, rows, texts=2, notes=[NOTE])
     drawn = [Panel("", f"{TITLES[m].removesuffix(' %')}: difference (points)", panels[m]) for m in measures]
@@ -84,7 +84,7 @@ def staleness(settings: Settings) -> Made:
             cells = (cell(value, 2 if of == "late:age" else 1) for of, value in found.items())
             rows.append([SETTINGS[name].title, limit, *cells])
         gaps = results.differences("vanilla, staleness 4", "vanilla", "peak")
-        panels.append(Estimate(SETTINGS[name].title, interval_of(gaps) if gaps else NOTHING, PALETTE[place]))
+        panels.append(Estimate(SETTINGS[name].title, interval_of(gaps) if gaps else NOTHING, PALETTE[place], gaps))
         data[f"{name}/peak, 4 minus 2"] = as_json(interval_of(gaps)) if gaps else None
     heads = ["setting", "staleness\nlimit", "mean age", "peak %", "final %", "final-5 %"]
     panel = Panel("", "peak with limit 4 minus peak with limit 2 (points)", panels)

@@ -33,7 +33,8 @@ class Claim:
 
 def claim_of(line: Mapping[str, Any]) -> Claim:
     """A claim from its line; lists become tuples."""
-    return Claim(**{key: tuple(value) if isinstance(value, list) else value for key, value in line.items()})
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in line.items()}
+    return Claim(**fields)
 
 
 def chosen(claim: Claim, settings: Settings) -> dict[str, SettingResults]:

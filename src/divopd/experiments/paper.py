@@ -107,6 +107,14 @@ def write(item: Item, made: Made, folder: Path) -> list[Path]:
     return files
 
 
+def write_index(folder: Path) -> None:
+    """README.md: what has been made so far, in the order of the items."""
+    made = [item for item in ITEMS.values() if (folder / f"{item.name}.md").is_file()]
+    lines = ["# Tables and figures", "", "Made by `divopd paper`; never edited by hand.", ""]
+    lines += [f"- [{item.title}]({item.name}.md) ({item.where})" for item in made]
+    (folder / "README.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 # ── the list ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

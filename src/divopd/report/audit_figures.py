@@ -95,7 +95,8 @@ def draw_retention(runs: Figures, path: Path) -> None:
         grouped_bars(right, depths, sides, colours={"kept": PALETTE[1], "dropped": PALETTE[4]})
         right.axhline(0, color="black", linewidth=0.7)
         right.set(xlabel="turn (depth in its rollout)", ylabel="disagreement per token (nats)")
-        right.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
+        right.margins(y=0.2)
+        right.legend(ncols=2, loc="upper right")
         letter((left, right))
 
 

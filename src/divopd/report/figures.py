@@ -1,6 +1,6 @@
 """The look of all figures: the size of a page, colours that colour-blind readers tell apart, files written whole."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ METHOD_COLOURS = {
     "divopd-r": "#009E73",
     "divopd-adaptive": "#8C6BB1",
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -103,15 +103,16 @@ def bars(
     axes.barh(places, means, color=list(colours), height=0.72, zorder=2)
     whiskers(axes, means, places, values, along="x")
     axes.set_yticks(places, labels)
-    ends = [value.high if value.count > 1 else value.mean for value in values]
-    right = max(0.0, *ends)
-    for place, mean, end in zip(places, means, ends, strict=True):
-        axes.text(max(end, 0) + 0.02 * right, place, f"{mean:.{digits}f}", va="center", fontsize=7)
-    axes.set_xlim(right=1.18 * right or 1.0)
+    right = max([value.high for value in values if value.count > 1] + means + [0.0])
+    right = min(right, 2 * max(*means, 0.0)) or 1.0  # a very wide interval must not squeeze the bars
+    for place, value in zip(places, values, strict=True):
+        end = min(value.high if value.count > 1 else value.mean, right)
+        axes.text(max(end, 0) + 0.02 * right, place, f"{value.mean:.{digits}f}", va="center", fontsize=7)
+    axes.set_xlim(right=1.2 * right)
 
 
 def grouped_bars(
-    axes: Any, groups: Sequence[str], series: dict[str, Sequence[Interval]], *, colours: dict[str, str]
+    axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[Interval]], *, colours: Mapping[str, str]
 ) -> None:
     """Upright bars: for each group one bar of every series, with intervals."""
     width = 0.84 / len(series)
@@ -130,7 +131,7 @@ def forest(
     places = list(range(len(labels)))[::-1]
     means = [value.mean for value in values]
     whiskers(axes, means, places, values, along="x")
-    axes.scatter(means, places, color=list(colours), s=26, zorder=4, edgecolor="black", linewidth=0.4)
+    axes.scatter(means, places, color=list(colours), s=30, zorder=4, edgecolor="black", linewidth=0.4)
     axes.axvline(null, color="black", linestyle="--", linewidth=0.8)
     axes.set_yticks(places, labels)
     axes.set_ylim(-0.6, len(labels) - 0.4)
@@ -143,9 +144,16 @@ def band(axes: Any, x: Sequence[float], values: Sequence[Interval], *, colour: s
         axes.fill_between(x, [v.low for v in values], [v.high for v in values], color=colour, alpha=0.16, linewidth=0)
 
 
+def whole_updates(axes: Any) -> None:
+    """Ticks at whole numbers: there is no half an update."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def letter(axes: Sequence[Any]) -> None:
-    """Mark panels (a), (b), … for a caption to refer to."""
+    """Mark several panels (a), (b), … for a caption to refer to."""
     for place, one in enumerate(axes):
         title = one.get_title()
         one.set_title("")
-        one.set_title(f"({chr(ord('a') + place)}) {title}", loc="left")
+        one.set_title(f"({chr(ord('a') + place)}) {title}" if len(axes) > 1 else title, loc="left")

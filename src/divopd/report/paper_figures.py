@@ -4,7 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from divopd.report.figures import GREY, MARKERS, PALETTE, band, bars, colour_of, figure, forest, grouped_bars, letter
+from divopd.report.figures import (
+    GREY,
+    MARKERS,
+    PALETTE,
+    band,
+    bars,
+    colour_of,
+    figure,
+    forest,
+    grouped_bars,
+    letter,
+    whole_updates,
+)
 from divopd.report.seeds import Interval
 
 Curve = Mapping[float, Interval]
@@ -16,6 +28,7 @@ class Estimate(NamedTuple):
     label: str
     value: Interval
     colour: str = GREY
+    parts: Sequence[float] = ()  # what the mean is of
 
 
 class Panel(NamedTuple):
@@ -32,19 +45,21 @@ def draw_bars(panels: Sequence[Panel], path: Path, *, digits: Sequence[int]) -> 
     longest = max(len(panel.estimates) for panel in panels)
     with figure(path, columns=len(panels), height=0.24 * longest + 0.95, sharey=True) as axes:
         for one, panel, places in zip(axes, panels, digits, strict=True):
-            labels, values, colours = zip(*panel.estimates, strict=True)
+            labels, values, colours, _ = zip(*panel.estimates, strict=True)
             bars(one, labels, values, colours=colours, digits=places)
             one.set(xlabel=panel.axis, title=panel.title)
         letter(axes)
 
 
 def draw_forest(panels: Sequence[Panel], path: Path) -> None:
-    """Differences or ratios with intervals, one panel per measure."""
+    """Differences or ratios with intervals, one panel per measure; grey dots are the pairs."""
     longest = max(len(panel.estimates) for panel in panels)
-    with figure(path, columns=len(panels), height=0.26 * longest + 1.0, sharey=True) as axes:
+    with figure(path, columns=len(panels), height=0.34 * longest + 0.95, sharey=True) as axes:
         for one, panel in zip(axes, panels, strict=True):
-            labels, values, colours = zip(*panel.estimates, strict=True)
+            labels, values, colours, parts = zip(*panel.estimates, strict=True)
             forest(one, labels, values, null=panel.null, colours=colours)
+            for place, dots in zip(range(len(labels))[::-1], parts, strict=True):
+                one.scatter(dots, [place - 0.26] * len(dots), s=7, color=GREY, linewidth=0, zorder=2)
             one.set(xlabel=panel.axis, title=panel.title)
         letter(axes)
 
@@ -75,6 +90,7 @@ def draw_learning(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, targ
                 )
             one.set(xlabel="learner update", title=title)
             one.set_ylim(0, 100)
+            whole_updates(one)
         axes[0].set_ylabel("success rate (%)")
         axes[-1].legend(loc="lower right")
         letter(axes)
@@ -88,6 +104,7 @@ def draw_trends(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, axis: 
                 band(one, list(curve), list(curve.values()), colour=colour_of(arm), label=arm)
             one.set(xlabel="learner update", title=title)
             one.set_ylim(bottom=0)
+            whole_updates(one)
         axes[0].set_ylabel(axis)
         axes[-1].legend()
         letter(axes)
