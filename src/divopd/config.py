@@ -33,6 +33,7 @@ from divopd.composers import METHODS, Composer, Settings
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
+from divopd.loggers import LoggerName
 from divopd.optimization import Lora, Optimization
 from divopd.prompts import PromptStyle, style_for
 
@@ -177,6 +178,7 @@ class Config(Part):
     method: str = "divopd"
     clock: Literal["simulated", "live"] = "simulated"
     threads: PositiveInt = 1  # of torch in each process: another number rounds differently
+    loggers: tuple[LoggerName, ...] = ()  # besides the JSON lines that every run writes
     environment: EnvironmentPart
     prompts: Annotated[PromptStyle, Checked]
     student: StudentPart = StudentPart()

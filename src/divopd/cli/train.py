@@ -1,9 +1,11 @@
 """`divopd train`: the main job."""
 
 import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
-from divopd.errors import InputError
+from divopd.errors import DivopdError, InputError
 
 HELP = "Train a student against a frozen teacher: explorers, teacher, queue, composer and learner at once."
 EXAMPLE = "divopd train configs/default/divopd.yaml --out runs/mine --set learner.updates=50"
@@ -39,16 +41,35 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
+    from divopd.loggers import Loggers, require
     from divopd.pipeline.begin import begin_run
     from divopd.report.terminal import TerminalView
 
+    require(config.loggers)
     if not args.resume:
         begin_run(config, folder)
     if config.clock == "simulated":
         from divopd.pipeline.simulated import SimulatedRun as Run
     else:
         from divopd.pipeline.live import LiveRun as Run
-    with TerminalView(config) as view:
-        Run(config, folder, report=view.report).run()
+    with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:
+
+        def report(kind: str, figures: dict[str, Any]) -> None:
+            view.report(kind, figures)
+            loggers.report(kind, figures)
+
+        Run(config, folder, report=report).run()
     view.summary(folder)
+    _write_report(folder)
     return 0
+
+
+def _write_report(folder: Path) -> None:
+    """A run whose report cannot be written has succeeded all the same."""
+    from divopd.report.page import write_report
+
+    try:
+        write_report([folder], folder / "report.html")
+        print(f"report: {folder / 'report.html'}")
+    except DivopdError as error:
+        print(f"divopd: no report: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from divopd.report.runs import Costs, Evaluated, RunFigures
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 
 CURRENCIES = tuple(field.name for field in fields(Costs))
-IGNORED_SETTINGS = ("method", "seed", "versions")
+IGNORED_SETTINGS = ("method", "seed", "versions", "loggers")
 
 
 @dataclass(frozen=True)

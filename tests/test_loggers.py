@@ -1,0 +1,177 @@
+"""Loggers: JSON lines always, and each tracker by its real package, offline, read back with its own reader."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from divopd.errors import InputError, MissingExtraError
+from divopd.loggers import LOGGERS, METRICS, Loggers
+
+SETTINGS = {"method": "divopd", "learner": {"lr": 1e-4}}
+
+
+def update(number: int) -> dict[str, Any]:
+    learner = {"loss": 0.5 / (number + 1), "seconds": {"step": 0.1}}
+    return {"update": number, "rows": 64, "learner": learner, "note": "no figure"}
+
+
+def evaluation(version: int) -> dict[str, Any]:
+    return {"version": version, "success_rate": 10.0 * version, "by_kind": {"pick_and_place": 20.0}}
+
+
+def tell(folder: Path, *names: str) -> None:
+    """Three updates and a late evaluation."""
+    with Loggers(folder, names, SETTINGS) as loggers:
+        for number in range(3):
+            loggers.report("update", update(number))
+        loggers.report("evaluation", evaluation(2))
+        loggers.report("restart", {"role": "teacher", "code": 1})
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
+def test_json_lines_have_every_figure(tmp_path: Path) -> None:
+    """One object a line, as the run reported it, with its kind."""
+    tell(tmp_path)
+    assert lines(tmp_path) == [{"kind": "update", **update(n)} for n in range(3)] + [
+        {"kind": "evaluation", **evaluation(2)}
+    ]
+
+
+def test_a_resumed_run_tells_nothing_twice(tmp_path: Path) -> None:
+    """What is there is not written again, and a line that a crash cut off is written whole."""
+    tell(tmp_path)
+    whole = (tmp_path / METRICS).read_bytes()
+    (tmp_path / METRICS).write_bytes(whole[:-10])
+    tell(tmp_path)
+    assert (tmp_path / METRICS).read_bytes() == whole
+    (tmp_path / METRICS).write_text("something else\n", encoding="utf-8")
+    with pytest.raises(InputError, match="move it away"):
+        Loggers(tmp_path, [], {})
+
+
+def test_a_logger_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named once and left out; the others and the lines go on."""
+
+    class Failing:
+        package = "json"
+
+        def __init__(self, folder: Path, settings: Any) -> None:
+            self.calls = 0
+
+        def log(self, *_: Any) -> None:
+            raise OSError("disk full")
+
+        def close(self) -> None:
+            raise AssertionError("it was left out")
+
+    LOGGERS["failing"] = Failing
+    try:
+        tell(tmp_path, "failing")
+    finally:
+        del LOGGERS["failing"]
+    assert capsys.readouterr().err.count("the logger failing failed") == 1
+    assert len(lines(tmp_path)) == 4
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    """The error says which extra to install."""
+
+    class Missing:
+        package = "no_such_package"
+
+    LOGGERS["missing"] = Missing
+    try:
+        with pytest.raises(MissingExtraError, match=r"divopd\[missing\]"):
+            Loggers(tmp_path, ["missing"], {})
+    finally:
+        del LOGGERS["missing"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_tensorboard(tmp_path: Path) -> None:
+    """Its own reader finds every scalar at its update, and the config."""
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tell(tmp_path, "tensorboard")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("update/rows")] == [(n, 64.0) for n in range(3)]
+    assert events.Scalars("evaluation/success_rate")[0].step == 2
+    assert "update/learner/seconds/step" in events.Tags()["scalars"]
+    assert "update/note" not in events.Tags()["scalars"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An offline run is in the run's folder, with every figure in its log and nothing in the home."""
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    tell(tmp_path, "wandb")
+    deadline = time.monotonic() + 60
+    history = _history(tmp_path)
+    while len(history) < 4 and time.monotonic() < deadline:  # a process of its own writes it
+        time.sleep(0.2)
+        history = _history(tmp_path)
+    assert [row["update/rows"] for row in history if "update/rows" in row] == [64.0] * 3
+    assert [row["evaluation/version"] for row in history if "evaluation/version" in row] == [2]
+
+
+def _history(folder: Path) -> list[dict[str, Any]]:
+    """The logged rows: in the file, after its head of 7 bytes, are records, each with a checksum, its length and kind."""
+    from wandb.proto import wandb_internal_pb2
+
+    content = next(folder.glob("wandb/offline-run-*/run-*.wandb")).read_bytes()
+    rows = []
+    place = 7
+    while place + 7 <= len(content):
+        size = int.from_bytes(content[place + 4 : place + 6], "little")
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content[place + 7 : place + 7 + size])
+        place += 7 + size
+        if record.HasField("history"):
+            rows.append({item.nested_key[0]: json.loads(item.value_json) for item in record.history.item})
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own client finds the run, its settings and every figure by update."""
+    pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient
+
+    tell(tmp_path, "mlflow")
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("divopd")
+    assert experiment
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["learner/lr"] == "0.0001"
+    losses = client.get_metric_history(run.info.run_id, "update/learner/loss")
+    assert [(m.step, m.value) for m in losses] == [(n, 0.5 / (n + 1)) for n in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own storage, in the run's folder, has every figure by update."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio", reason="needs the extra trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    tell(tmp_path, "trackio")
+    rows = SQLiteStorage.get_logs("divopd", tmp_path.name)
+    assert [row["update/rows"] for row in rows if "update/rows" in row] == [64.0] * 3
+    assert any(row.get("evaluation/success_rate") == 20.0 for row in rows)
+    assert list((tmp_path / "trackio").glob("*.db"))
