@@ -127,7 +127,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:
-    """The logged rows: in the file, after its head of 7 bytes, are records, each with a checksum, its length and kind."""
+    """The logged rows. After 7 bytes the file is records, each with a checksum, its length and its kind."""
     from wandb.proto import wandb_internal_pb2
 
     content = next(folder.glob("wandb/offline-run-*/run-*.wandb")).read_bytes()
