@@ -1,6 +1,8 @@
 """Audits: small recordings whose figures can be counted by hand, and whole runs through the command line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,18 @@ def test_outcomes_must_be_known(tmp_path: Path) -> None:
     write_turns(tmp_path / "t.jsonl", [make_turn("a", 0, score=1.0, success=None)])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="'success'"):
         audit_selection(load_subject(tmp_path / "t.jsonl"))
+
+
+def test_four_audits_are_light() -> None:
+    """Utilization, selection, retention and cost import neither torch nor anything that draws or prints."""
+    code = (
+        "import sys, divopd.audits.table\n"
+        "import divopd.audits.utilization, divopd.audits.selection, divopd.audits.retention, divopd.audits.cost\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'rich', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_depths_are_those_of_the_paper() -> None:

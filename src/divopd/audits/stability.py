@@ -8,15 +8,18 @@ overlap of its k best turns), and the tokens' probabilities.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from divopd.audits.run_policy import RunPolicy
 from divopd.audits.subject import Subject
 from divopd.errors import InputError
-from divopd.models.transformers_policy import TransformersPolicy
 from divopd.turns import Turn
 from divopd.validity import disagreement, valid_mask, why_invalid
+
+if TYPE_CHECKING:
+    from divopd.models.transformers_policy import TransformersPolicy
 
 LAGS = (1, 2, 5, 10)
 ROLLOUTS = 16  # scored again per version and lag
@@ -66,10 +69,10 @@ def audit_stability(
             made.setdefault(turn.version, {}).setdefault(turn.rollout, []).append(turn)
     again: dict[int, list[Rescored]] = {lag: [] for lag in lags}
     for version in policy.versions:
-        older = {lag: list(made.get(version - lag, {}).values())[:rollouts] for lag in lags}
-        current = policy.at(version) if any(older.values()) else None
-        for lag, chosen in older.items():
-            again[lag] += [rescore(current, turns) for turns in chosen if current]
+        current = policy.at(version)
+        for lag in lags:
+            older = list(made.get(version - lag, {}).values())[:rollouts]
+            again[lag] += [rescore(current, turns) for turns in older]
         report(version)
     cap = subject.settings.cap or 4
     found = tuple(_stability(lag, rescored, cap) for lag, rescored in again.items() if rescored)
@@ -80,7 +83,7 @@ def audit_stability(
     return StabilityAudit(cap, subject.settings.max_staleness, found)
 
 
-def rescore(policy: TransformersPolicy, turns: Sequence[Turn]) -> Rescored:
+def rescore(policy: "TransformersPolicy", turns: Sequence[Turn]) -> Rescored:
     """Score the valid turns of one rollout with these weights, shared prefixes once."""
     whole = [[*turn.prompt_ids, *turn.response_ids] for turn in turns]
     spans = [[(len(turn.prompt_ids), len(ids))] for turn, ids in zip(turns, whole, strict=True)]

@@ -48,20 +48,18 @@ def run(args: argparse.Namespace) -> int:
         _print_list(plan)
         return 0
     from divopd.experiments.items import ITEMS
-    from divopd.experiments.paper import wanted_by
 
     for name in args.names:
         if name not in ITEMS and name != "claims":
             raise UnknownNameError("item", name, [*ITEMS, "claims"])
     items = [item for name, item in ITEMS.items() if args.all or name in args.names]
-    if not args.from_results:
-        from divopd.experiments.execution import Crew, missing_jobs
-
-        _perform(missing_jobs(wanted_by(plan, items)), crew=Crew(args.jobs, log=plan.places.runs / "paper.log"))
+    failures = {} if args.from_results else _perform(plan, items, workers=args.jobs)
     _write_items(plan, items)
     if args.all or "claims" in args.names:
         _write_claims(plan)
-    return 0
+    for failure in failures.values():
+        print(f"divopd: could not be made: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _plan(args: argparse.Namespace) -> "Plan":
@@ -91,10 +89,19 @@ def _print_list(plan: "Plan") -> None:
     plain_console().print(table)
 
 
-def _perform(jobs: Sequence["Job"], *, crew: "Crew") -> None:
-    """Make the missing runs, with a bar on a terminal and a line per run elsewhere."""
-    if not jobs:
-        return
+def _perform(plan: "Plan", items: Iterable["Item"], *, workers: int) -> dict[str, str]:
+    """Make the missing runs, with a bar on a terminal and a line per run elsewhere; returns what went wrong."""
+    from divopd.experiments.execution import Crew, missing_jobs
+    from divopd.experiments.paper import wanted_by
+
+    crew = Crew(workers, log=plan.places.runs / "paper.log")
+    if jobs := missing_jobs(wanted_by(plan, items)):
+        _watch(crew, jobs)
+    return crew.failures
+
+
+def _watch(crew: "Crew", jobs: Sequence["Job"]) -> None:
+    """Let the crew work, and say how far it is and how long it will take."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -103,29 +110,24 @@ def _perform(jobs: Sequence["Job"], *, crew: "Crew") -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped politely, it stops its workers
     console = Console(stderr=True, highlight=False)
-    total, done = sum(job.size for job in jobs), 0
-    started = time.monotonic()
-    open_jobs = {job.wanted.label: job for job in jobs}
-    before = {label: updates_done(job) for label, job in open_jobs.items()}
-    columns = (
-        TextColumn("{task.completed:.0f} of {task.total:.0f} updates"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-    )
+    started, done = time.monotonic(), 0
+    before = {job.wanted.label: updates_done(job) for job in jobs}
+    unfinished = {job.wanted.label: job for job in jobs}
+    total = sum(job.size - before[job.wanted.label] for job in jobs)
+    columns = (TextColumn("{task.completed} of {task.total} updates"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total - sum(before.values()))
+        task = bar.add_task("", total=total)
         for job in crew.work(jobs):
             if job is not None:
-                del open_jobs[job.wanted.label]
+                del unfinished[job.wanted.label]
                 done += job.size - before[job.wanted.label]
-            now = done + sum(updates_done(one) - before[label] for label, one in open_jobs.items())
-            left = (time.monotonic() - started) / now * (bar.tasks[0].total - now) if now else None  # pyright: ignore[reportOptionalOperand]
-            text = f"{len(jobs) - len(open_jobs)} of {len(jobs)} runs; " + (
-                f"{duration(left)} left" if left is not None else ""
-            )
+            now = done + sum(updates_done(one) - before[label] for label, one in unfinished.items())
+            left = f"; {duration((time.monotonic() - started) / now * (total - now))} left" if now else ""
+            text = f"{len(jobs) - len(unfinished)} of {len(jobs)} runs{left}"
             bar.update(task, completed=now, description=text)
             if job is not None and not console.is_terminal:
-                console.print(f"{job.wanted.label}: done; {text}", soft_wrap=True)
+                how = "failed" if job.wanted.label in crew.failures else "done"
+                console.print(f"{job.wanted.label}: {how}; {text}", soft_wrap=True)
 
 
 def _write_items(plan: "Plan", items: Iterable["Item"]) -> None:

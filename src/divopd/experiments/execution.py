@@ -55,34 +55,37 @@ def missing_jobs(wanted: Mapping[Wanted, Sequence[str]]) -> list[Job]:
 
 
 class Crew:
-    """Does jobs with so many workers. Stopping it stops the processes that it started."""
+    """Does jobs with so many workers; `failures` says why a job could not be done. Stopping it stops its processes."""
 
     def __init__(self, size: int, *, log: Path) -> None:
         self.size = size
+        self.failures: dict[str, str] = {}
         self._log = log
         self._idle: SimpleQueue[Worker] = SimpleQueue()
-        self._workers: list[Worker] = []
 
     def work(self, jobs: Sequence[Job]) -> Iterator[Job | None]:
-        """Do the jobs; yields each when it is done, and None about once a second in between."""
+        """Do the jobs; yields each when it is over, and None about once a second in between."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(min(self.size, len(jobs))):
-            self._workers.append(Worker(self._log))
-            self._idle.put(self._workers[-1])
+        workers = [Worker(self._log) for _ in range(min(self.size, len(jobs)))]
+        for worker in workers:
+            self._idle.put(worker)
         with ThreadPoolExecutor(self.size) as pool:
             waiting = {pool.submit(self._do, job): job for job in jobs}
             try:
                 while waiting:
-                    done, _ = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
-                    for future in done:
+                    over, _ = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                    for future in over:
                         job = waiting.pop(future)
-                        future.result()
+                        try:
+                            future.result()
+                        except DivopdError as error:  # one run that cannot be made must not cost the others
+                            self.failures[job.wanted.label] = str(error)
                         yield job
-                    if not done:
+                    if not over:
                         yield None
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for worker in self._workers:
+                for worker in workers:
                     worker.stop()
 
     def _do(self, job: Job) -> None:
@@ -94,36 +97,43 @@ class Crew:
 
 
 class Worker:
-    """A process of worker.py."""
+    """A process of worker.py; one that died is replaced when there is something to do."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        with log.open("a", encoding="utf-8") as messages:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "divopd.experiments.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=messages,
-                text=True,
-            )
+        self._stopped = False
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[str]":
+        with self.log.open("a", encoding="utf-8") as messages:
+            command = [sys.executable, "-m", "divopd.experiments.worker"]
+            pipe = subprocess.PIPE
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=messages, text=True)
 
     def do(self, run: Path, *, train: bool, audits: Sequence[str]) -> dict[str, Any]:
         """What the process answers; a DivopdError if it could not do it."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
+        if self._process.poll() is not None and not self._stopped:
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
         task = json.dumps({"run": str(run), "train": train, "audits": list(audits)})
         with suppress(BrokenPipeError):  # the missing answer tells
-            print(task, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {"error": f"its process ended; {self.log} tells more"}
+            print(task, file=process.stdin, flush=True)
+        line = process.stdout.readline()
+        if not line:
+            process.wait()
+            raise DivopdError(f"{run}: its process ended with code {process.returncode}; {self.log} tells more")
+        answer = json.loads(line)
         if "error" in answer:
             raise DivopdError(f"{run}: {answer['error']}")
         return answer
 
     def stop(self) -> None:
         """End the process; what it was doing can be resumed."""
-        self.process.terminate()
-        self.process.communicate()
+        self._stopped = True
+        self._process.terminate()
+        self._process.wait()
 
 
 def complete(job: Job, worker: Worker) -> None:
