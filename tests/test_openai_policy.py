@@ -178,22 +178,21 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
     plan = {"updates": 40, "max_wait_s": 90}  # more than can be made of what was scored before
     settings = config(models, clock="live", teacher=served, learner=plan, evaluation={"every": 40})
     begin_run(settings, tmp_path / "run")
+    run = LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None)
     waiting: list[int] = []
+    tell = run._tell
 
-    def interrupt() -> None:
-        with Store.open_read_only(tmp_path / "run") as store:
-            while store.updates < 2:
-                time.sleep(0.05)
+    def interrupt(store: Store) -> None:
+        if not waiting and store.updates >= 2:
             server.stop()
             time.sleep(60)
-            waiting.extend(rollout.version for rollout in store.unscored(10_000))
+            waiting.append(len(store.unscored(10_000)))
             server.start()
+        tell(store)
 
-    interruption = threading.Thread(target=interrupt)
-    interruption.start()
-    LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
-    interruption.join()
-    assert waiting
+    run._tell = interrupt  # type: ignore[method-assign]
+    run.run()
+    assert waiting[0] > 0
     _, account, rates = outcome(tmp_path / "run")
     assert 40 in rates
     with Store.open_read_only(tmp_path / "run") as store:
