@@ -21,7 +21,7 @@ def why(store: StoreReader, rollout: str) -> dict[str, Any]:
 def sentence(turn: StoredTurn, entry: JournalEntry | None) -> str:
     """The fate of a turn; `entry` is the journal of the update at which it left, None if it has not left."""
     valid = turn.reason is None
-    about = f"disagreement {turn.disagreement:.2f}" if valid else f"invalid: {turn.reason}"
+    about = f"disagreement {round(turn.disagreement, 2) + 0.0:.2f}" if valid else f"invalid: {turn.reason}"
     subject = f"turn {turn.turn} ({about}, {counted(turn.valid_tokens if valid else turn.tokens, 'token')})"
     if entry is None:
         if turn.first_seen is None:

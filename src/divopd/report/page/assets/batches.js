@@ -132,7 +132,7 @@ function explanation(context, run, made) {
     { key: "slots", label: "slots", value: count },
     { key: "selected", label: "selected turns: disagreement", text: "wide", sorts: false, node: (row) => (row.selected.length ? el("div", {}, passes(row)) : NONE) },
     { key: "pending", label: "stayed pending", value: (row) => row.pending.length },
-    { key: "fell_out", label: "fell out", text: true, sorts: false, format: (out) => out.map(([why, turns]) => `${plural(turns, "turn")}: ${spoken(why)}`).join("; ") || NONE },
+    { key: "fell_out", label: "fell out", text: "roomy", sorts: false, format: (out) => out.map(([why, turns]) => `${plural(turns, "turn")}: ${spoken(why)}`).join("; ") || NONE },
   ];
   const { method, cap, batch_size: size } = made.settings;
   return el("section", { class: "card", id: "explanation", "data-of": `${run} ${made.update}` },

@@ -75,7 +75,7 @@ views.learning = {
         draw: (width, height) => lines(width, height, { rows, colours: context.colours, x: `${CURRENCIES[by]} →`, y: "↑ success rate (%)", marks: goal, dots: true, tip }),
       }),
       kindsFigure(context, curves),
-      standingsTable(context, comparison),
+      ...[standingsTable(context, comparison)].flat(),
       methodsTable(comparison),
       ...(comparison.notes || []).map((note) => el("p", { class: "note" }, visible(`Note: ${note}.`))),
     ];
@@ -113,25 +113,32 @@ function runCell(context) {
 function standingsTable(context, comparison) {
   if (comparison.error) return card("Standings", null, empty("No comparison yet", visible(comparison.error)));
   const percent = (value) => show.percent(value);
-  const columns = [
-    { key: "run", label: "run", text: true, node: runCell(context) },
+  const run = { key: "run", label: "run", text: true, node: runCell(context) };
+  const learning = [
+    run,
     { key: "label", label: "method", text: true },
     { key: "seed", label: "seed" },
     { key: "peak", label: "peak", unit: "%", format: (v) => show.fixed(v, 1) },
     { key: "final_five", label: "last five", unit: "%", format: (v, row) => `${show.fixed(v, 1)} ± ${show.fixed(row.final_five_sd, 1)}` },
     { key: "best_five", label: "best five", unit: "%", format: (v) => show.fixed(v, 1) },
     { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+  ];
+  const experience = [
+    run,
     { key: "never_selected", label: "never used", format: percent, title: "valid rollouts without a trained turn" },
     { key: "unreachable", label: "bound", format: percent, title: "valid rollouts that no composer could have given a slot" },
     { key: "gini", label: "Gini", format: (v) => show.fixed(v, 2) },
-    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1) },
+    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1), title: "tokens" },
     { key: "effective_rollouts", label: "effective rollouts", format: (v) => show.fixed(v, 1), title: "mean of the last 40 % of updates" },
     { key: "top1_share", label: "largest rollout", format: percent, title: "share of the batch's tokens; mean of the last 40 % of updates" },
     { key: "dead_share", label: "dead rows", format: percent, title: "mean of the last 40 % of updates" },
   ];
-  const rows = comparison.standings.filter((row) => context.shown.some((run) => run.name === row.run));
-  return card("Standings", "The figures of divopd compare. Press a heading to sort.", sortableTable({ columns, rows, caption: "Standings of the runs" }),
-    el("button", { type: "button", class: "tool", onclick: () => download("standings.csv", "text/csv", csv(rows.map(flat))) }, "CSV"));
+  const rows = comparison.standings.filter((row) => context.shown.some((one) => one.name === row.run));
+  return [
+    card("Standings: success rate", "The figures of divopd compare. Press a heading to sort.", sortableTable({ columns: learning, rows, caption: "Success rates of the runs" })),
+    card("Standings: use of experience", "Batches: means of the last 40 % of updates.", sortableTable({ columns: experience, rows, caption: "Use of experience by the runs" }),
+      el("button", { type: "button", class: "tool", onclick: () => download("standings.csv", "text/csv", csv(rows.map(flat))) }, "CSV of both tables")),
+  ];
 }
 
 function flat(standing) {

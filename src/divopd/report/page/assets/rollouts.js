@@ -37,7 +37,6 @@ function listParts(context, { run, query, page: found }) {
     { key: "arrival", label: "rollout", text: true, node: (row) => rolloutLink(context, run.name, row.rollout), title: "in order of arrival" },
     { key: "task", label: "task", text: true, sorts: false },
     { key: "version", label: "version", sorts: false, title: "of the policy that acted" },
-    { key: "available_at", label: "arrived", sorts: false, title: "the first update that could read it" },
     { key: "success", label: "outcome", text: true, sorts: false, node: (row) => outcome({ success: row.success }) },
     { key: "turns", label: "turns", title: "rows put into the queue" },
     ...fates,
@@ -51,7 +50,7 @@ function listParts(context, { run, query, page: found }) {
       el("label", { class: "picker" }, "Search", search)),
     leftOut(run),
     found.total ? card(visible(run.name), `${plural(found.total, "rollout")}${query.fate || query.text ? " fit" : ""}. Numbers of turns by fate; press a heading to sort.`,
-      sortableTable({ columns, rows: found.rows, caption: "Rollouts", sort, onsort: ({ key, down }) => context.chooseAll({ order: `${down ? "-" : ""}${key}`, first: "0" }) }),
+      sortableTable({ columns, rows: found.rows, caption: "Rollouts", look: "dense", sort, onsort: ({ key, down }) => context.chooseAll({ order: `${down ? "-" : ""}${key}`, first: "0" }) }),
       pager("rollouts", query.first, ROLLOUTS_SHOWN, found.total, (first) => context.choose("first", String(Math.max(0, first)))))
       : empty(query.fate || query.text ? "No rollout fits" : "No rollout has arrived yet", query.fate || query.text ? "Take the filters away to see all." : "Rollouts appear when explorers have ended them and the teacher has scored them."),
   ];

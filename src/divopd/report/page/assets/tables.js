@@ -1,18 +1,19 @@
 "use strict";
-// Tables that sort. A column is {key, label, unit?, value(row)?, format(value, row)?, node(row)?, text?, sorts?}.
+// Tables that sort. A column is {key, label, unit?, value(row)?, format(value, row)?, node(row)?, text?, sorts?};
+// `text` is true, or says how much room the texts take: wide or roomy.
 
 function cellValue(column, row) {
   return column.value ? column.value(row) : row[column.key];
 }
 
-function sortableTable({ columns, rows, caption, sort = null, onsort = null, rowAttributes = () => ({}) }) {
+function sortableTable({ columns, rows, caption, sort = null, onsort = null, look = "" }) {
   let order = sort; // {key, down}
   const body = el("tbody");
   const heads = columns.map((column) => {
     const label = [column.label, column.unit ? el("span", { class: "unit" }, column.unit) : null];
     const sorts = column.sorts !== false;
     const button = sorts ? el("button", { type: "button", class: "sort", onclick: () => choose(column) }, label) : el("span", { class: "sort" }, label);
-    return el("th", { scope: "col", class: column.text ? (column.text === "wide" ? "text wide" : "text") : "number", title: column.title }, button);
+    return el("th", { scope: "col", class: column.text ? `text ${column.text === true ? "" : column.text}` : "number", title: column.title }, button);
   });
   function choose(column) {
     const down = order && order.key === column.key ? !order.down : !column.text;
@@ -27,11 +28,11 @@ function sortableTable({ columns, rows, caption, sort = null, onsort = null, row
     });
     const column = order && !onsort && columns.find((one) => one.key === order.key);
     const sorted = column ? [...rows].sort(comparing(column, order.down)) : rows;
-    body.replaceChildren(...sorted.map((row) => el("tr", rowAttributes(row), columns.map((one, place) => cell(one, row, place)))));
+    body.replaceChildren(...sorted.map((row) => el("tr", {}, columns.map((one, place) => cell(one, row, place)))));
   }
   fill();
   return el("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", { class: "hidden-caption" }, caption), el("thead", {}, el("tr", {}, heads)), body));
+    el("table", { class: look }, el("caption", { class: "hidden-caption" }, caption), el("thead", {}, el("tr", {}, heads)), body));
 }
 
 // What is unknown comes last, whichever way is sorted.
@@ -48,7 +49,7 @@ function cell(column, row, place) {
   const value = cellValue(column, row);
   const content = column.node ? column.node(row) : visible(column.format ? column.format(value, row) : (value ?? NONE));
   const tag = place === 0 ? "th" : "td";
-  return el(tag, { class: column.text ? (column.text === "wide" ? "text wide" : "text") : "number", ...(place === 0 ? { scope: "row" } : {}) }, content);
+  return el(tag, { class: column.text ? `text ${column.text === true ? "" : column.text}` : "number", ...(place === 0 ? { scope: "row" } : {}) }, content);
 }
 
 // The data of a figure, as it is.

@@ -37,7 +37,7 @@ function flowFigure(run, { account, reasons }) {
 }
 
 function drawFlow(width, height, put, rows) {
-  const [top, gap, bar, label] = [10, 10, 14, Math.min(250, width * 0.46)];
+  const [top, gap, bar, label] = [10, 10, 14, Math.min(300, width * 0.54)];
   const least = 16; // pixels, so that every part has room for its words
   const room = height - 2 * top - gap * (rows.length - 1) - least * rows.length;
   const start = { x: 58, y: top + (height - 2 * top - room) / 2 };
@@ -74,7 +74,7 @@ function exitsFigure(run, updates) {
   const drawn = step === 1 ? rows : d3.rollups(rows, (own) => d3.mean(own, (row) => row.turns), (row) => Math.floor(row.update / step) * step, (row) => row.fate)
     .flatMap(([update, own]) => own.map(([fate, turns]) => ({ update, fate, turns })));
   return figure({
-    title: `What left the queue, update by update: ${visible(run.name)}`, name: `exits-${run.method}`, rows, height: 220,
+    title: `What left the queue: ${visible(run.name)}`, name: `exits-${run.method}`, rows, height: 220,
     note: step > 1 ? `Turns an update, means of ${step} updates.` : "Turns an update.", legend: domain.map((fate) => [spoken(fate), fates[fate]]),
     draw: (width, height) => chart(width, height, {
       x: { label: "update →", tickFormat: shortNumber, ticks: countTicks(updates.map((row) => row.update), width / 90) }, y: { label: "↑ turns", grid: true },
