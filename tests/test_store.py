@@ -459,3 +459,13 @@ def test_a_store_on_a_read_only_medium_is_read(tmp_path: Path) -> None:
         pytest.skip("this machine allows no mounts of one's own")
     assert done.returncode == 0, done.stderr
     assert "3 updates recomputed" in done.stdout
+
+
+def test_a_second_connection_of_a_process_leaves_the_first_its_sight(tmp_path: Path) -> None:
+    """Opening a store again, as a page beside a run does, must not drop the locks of the connections that are there."""
+    Store.create(tmp_path / "store.db").close()
+    child = "import sys; from divopd.store import Store; Store.open(sys.argv[1]).record_event('x', {})"
+    with Store.open_read_only(tmp_path) as first, Store.open_read_only(tmp_path) as second:
+        for events in range(3):
+            assert [len(first.events()), len(second.events())] == [events, events]
+            subprocess.run([sys.executable, "-c", child, str(tmp_path)], check=True)

@@ -12,6 +12,7 @@ from divopd.errors import ConflictError, NotAStoreError, StoreError
 FORMAT = 1
 APPLICATION_ID = 0x64697664  # "divd", at byte 68 of the file
 MAGIC = b"SQLite format 3\0"
+HEADER = ("application_id", "user_version")
 STORE_NAME = "store.db"  # inside the folder of a run
 LOCK_WAIT_S = 60.0  # every transaction is short: a lock held for longer means a stopped process
 
@@ -170,23 +171,29 @@ def _remove(partial: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Read the first 100 bytes ourselves: SQLite would create files beside a database that is not ours."""
+    """Refuse what is no store of ours, without leaving a file beside it.
+
+    SQLite itself must read the file: closing a descriptor of our own would drop the locks of all connections that this
+    process has to it, and they would go blind or worse as soon as another process closes the store.
+    """
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        size = path.stat().st_size
     except OSError as error:
         raise NotAStoreError(
             f"{path}: cannot be read ({error.strerror}); expected a run's folder or its {STORE_NAME}"
         ) from None
-    if not header:
+    if not size:
         raise NotAStoreError(f"{path}: the file is empty; expected a run's {STORE_NAME}")
-    if len(header) < 100 or not header.startswith(MAGIC):
+    try:
+        # immutable: as it is, no log and no lock file
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            [[application], [found]] = (connection.execute(f"PRAGMA {name}").fetchone() for name in HEADER)
+    except (sqlite3.Error, UnicodeDecodeError):
         raise NotAStoreError(
             f"{path}: not a store; expected a run's {STORE_NAME} (a recording of JSON lines is no store)"
-        )
-    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        ) from None
+    if application != APPLICATION_ID:
         raise NotAStoreError(f"{path}: a database, but not a divopd store; expected a run's {STORE_NAME}")
-    found = int.from_bytes(header[60:64], "big")
     if found != FORMAT:
         advice = "upgrade divopd to read it" if found > FORMAT else "read it with the version of divopd that wrote it"
         raise NotAStoreError(f"{path}: a store of format {found}; this divopd knows format {FORMAT}: {advice}")
