@@ -1,0 +1,95 @@
+"""Views of the live page on a run of 100,000 turns: how long the slowest takes, against the 300 ms that it may take.
+
+The run is a replay of a synthetic recording, so that the page must compute every figure of a batch itself: a run of
+`divopd train` has recorded them. Each view is asked over HTTP from a server that has answered nothing before. The best
+of a few rounds counts, because the machine may be shared; processor time is given beside it. The plain way would read
+all turns of the store for every view.
+"""
+
+import http.client
+import json
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from divopd.composers import make_composer
+from divopd.replay import journal_replay
+from divopd.report.page.server import make_server
+from divopd.store import Store
+from divopd.synth import PRESETS, synthesize
+
+LIMIT_MS = 300.0
+UPDATES = 690
+ROUNDS = 5
+VIEWS = (
+    "news",
+    "runs",
+    "comparison",
+    "run/big/learning",
+    "run/big/updates?after=-1",
+    "run/big/updates?after=499",
+    "run/big/flow",
+    "run/big/experience",
+    "run/big/depths",
+    "run/big/ages",
+    "run/big/batches?first=600&count=24",
+    "run/big/batch/600",
+    "run/big/rollouts?order=-arrival",
+    "run/big/rollouts?order=-disagreement",
+    "run/big/rollouts?order=-stale&fate=stale&text=a",
+)
+
+
+def run() -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        turns = list(synthesize(PRESETS["alfworld"], updates=UPDATES, seed=0))
+        journal_replay(turns, make_composer("divopd"), updates=UPDATES, run=Path(folder) / "big")
+        rollout = f"run/big/rollout/{turns[len(turns) // 2].rollout}"
+        rounds = [_ask_all(Path(folder), (*VIEWS, rollout)) for _ in range(ROUNDS)]
+        plain = min(_read_all(Path(folder) / "big") for _ in range(2))
+    views = {view: _best([one[view] for one in rounds]) for view in rounds[0]}
+    slowest = max(views, key=lambda view: views[view]["ms"])
+    return {
+        "bench": "watch",
+        "ratio": LIMIT_MS / views[slowest]["ms"],
+        "unit": "ms of the slowest view, and the limit",
+        "ours": views[slowest]["ms"],
+        "reference": LIMIT_MS,
+        "detail": {"turns": len(turns), "slowest": slowest, "views": views, "plain_reading_of_all_turns_ms": plain},
+    }
+
+
+def _ask_all(folder: Path, views: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    server, _ = make_server(folder, token="bench")
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        return {view: _ask(server.server_port, view) for view in views}
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _ask(port: int, view: str) -> dict[str, float]:
+    start, cpu = time.perf_counter(), time.process_time()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", f"/bench/api/{view}")
+    answer = connection.getresponse()
+    content: Any = json.loads(answer.read())
+    connection.close()
+    assert answer.status == 200, content
+    return {"ms": 1000 * (time.perf_counter() - start), "cpu_ms": 1000 * (time.process_time() - cpu)}
+
+
+def _best(times: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(min(one[name] for one in times), 1) for name in ("ms", "cpu_ms")}
+
+
+def _read_all(run: Path) -> float:
+    start = time.perf_counter()
+    with Store.open_read_only(run) as store:
+        sum(1 for _ in store.stored_turns())
+    return round(1000 * (time.perf_counter() - start), 1)
