@@ -13,8 +13,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from divopd.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from divopd.models.transformers_policy import TransformersPolicy
 
 DEFAULT_ENVIRONMENT = "alfworld-small"
 SHIPPED = Path(__file__).parent / "models" / "embedded"
@@ -22,33 +26,46 @@ SHIPPED = Path(__file__).parent / "models" / "embedded"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Expert lessons for so many updates; a student is then weakened until its success rate falls to `weak_percent`."""
+    """Expert lessons in stages of so many updates at such a learning rate.
+
+    A student is then weakened until its success rate falls to `weak_percent`.
+    """
 
     environment: str
     seed: int
-    updates: int
+    stages: tuple[tuple[int, float], ...] = ((2400, 3e-3),)
     weak_percent: float | None = None
     weak_updates: int = 60
     weak_plausible: float = 0.6
 
 
 RECIPES = {
-    f"{environment}/{role}": Recipe(environment, seed, updates, weak_percent)
-    for environment, updates in {"alfworld-small": 2400, "webshop-small": 2400}.items()
-    for role, seed, weak_percent in (("teacher", 0, None), ("student", 1, 20.0))
+    "alfworld-small/teacher": Recipe("alfworld-small", seed=1),
+    "alfworld-small/student": Recipe("alfworld-small", seed=0, stages=((2400, 3e-3), (1000, 2e-3)), weak_percent=22.0),
+    "webshop-small/teacher": Recipe("webshop-small", seed=0),
+    "webshop-small/student": Recipe("webshop-small", seed=1, weak_percent=22.0),
 }
 
 
 def embedded_model(name: str) -> Path:
     """The folder of an embedded model; one that is not shipped is built on first use and kept."""
+    if (folder := find_embedded(name)) is not None:
+        return folder
+    build(_full(name), cache_folder() / _full(name))
+    return cache_folder() / _full(name)
+
+
+def find_embedded(name: str) -> Path | None:
+    """The folder of an embedded model that is shipped or was built before."""
+    folders = (SHIPPED / _full(name), cache_folder() / _full(name))
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def _full(name: str) -> str:
     full = name if "/" in name else f"{DEFAULT_ENVIRONMENT}/{name}"
     if full not in RECIPES:
         raise UnknownNameError("embedded model", name, ["teacher", "student", *RECIPES])
-    for folder in (SHIPPED / full, cache_folder() / full):
-        if (folder / "config.json").is_file():
-            return folder
-    build(full, cache_folder() / full)
-    return cache_folder() / full
+    return full
 
 
 def cache_folder() -> Path:
@@ -59,8 +76,26 @@ def cache_folder() -> Path:
 
 def build(name: str, folder: Path) -> float:
     """Train an embedded model by its recipe and save it whole or not at all; returns its success rate in percent."""
-    from divopd.demonstrations import Slips
+    import torch
+
     from divopd.models.tiny import save_model
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # another number would round differently
+    try:
+        policy, percent = _train(name)
+    finally:
+        torch.set_num_threads(threads)
+    partial = folder.with_name(f".{folder.name}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    save_model(partial, policy.model, policy.tokenizer)
+    partial.replace(folder)
+    return percent
+
+
+def _train(name: str) -> "tuple[TransformersPolicy, float]":
+    from divopd.demonstrations import Slips
+    from divopd.evaluation import Evaluation
     from divopd.prompts import style_for
     from divopd.sft import Evaluations, Lessons, SftSettings, new_policy, teach
 
@@ -68,9 +103,11 @@ def build(name: str, folder: Path) -> float:
     style = style_for(recipe.environment, answer="terse", actions="unlisted")
     lessons = Lessons(recipe.environment, style, seed=recipe.seed)
     policy = new_policy(lessons, seed=recipe.seed)
-    with _progress(name, recipe.updates) as report:
-        settings = SftSettings(updates=recipe.updates, rollouts=8, learning_rate=3e-3, reading=1.0)
-        last = teach(policy, lessons, settings, evaluations=Evaluations(every=600), report=report)
+    last = Evaluation(())
+    for stage, (updates, rate) in enumerate(recipe.stages):
+        with _progress(f"{name}, stage {stage + 1} of {len(recipe.stages)}", updates) as report:
+            settings = SftSettings(updates=updates, rollouts=8, learning_rate=rate, reading=1.0)
+            last = teach(policy, lessons, settings, evaluations=Evaluations(every=600), report=report)
     if recipe.weak_percent is not None:
         weak = Lessons(
             recipe.environment, style, labels="weak", slips=Slips(plausible=recipe.weak_plausible), seed=recipe.seed
@@ -78,13 +115,9 @@ def build(name: str, folder: Path) -> float:
         limit = recipe.weak_percent
         with _progress(f"{name}, weakened", recipe.weak_updates) as report:
             settings = SftSettings(updates=recipe.weak_updates, rollouts=8, learning_rate=3e-4)
-            evaluations = Evaluations(every=5)
+            evaluations = Evaluations(every=10)
             last = teach(policy, weak, settings, evaluations=evaluations, wanted=lambda p: p <= limit, report=report)
-    partial = folder.with_name(f".{folder.name}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    save_model(partial, policy.model, policy.tokenizer)
-    partial.replace(folder)
-    return last.percent
+    return policy, last.percent
 
 
 class _progress:

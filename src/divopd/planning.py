@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from divopd.config import Config, ModelPart
+from divopd.embedded import find_embedded
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError
 from divopd.forecast import (
@@ -32,11 +33,11 @@ from divopd.prompts import Codec
 from divopd.teacher import check_lengths, check_vocabularies
 
 TINY = ModelFacts(
-    parameters=1_200_000,
+    parameters=700_000,
     layers=4,
-    hidden=160,
-    feed_forward=448,
-    cache_width=160,
+    hidden=128,
+    feed_forward=256,
+    cache_width=128,
     context_length=4096,
     vocabulary=400,
     adapter_rows=20_000,
@@ -154,9 +155,11 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
 
 
 def _find_model(model: str) -> Found:
+    folder: Path | None = Path(model)
     if model.startswith("embedded:"):
+        folder = find_embedded(model.removeprefix("embedded:"))
+    if folder is None:
         return Found(TINY, None)
-    folder = Path(model)
     return Found(read_model_facts(folder), load_tokenizer(folder))
 
 
