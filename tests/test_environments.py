@@ -111,7 +111,7 @@ def test_the_kind_of_a_task_is_the_environments_own(tmp_path: Path) -> None:
     """ALFWorld's six types also for generated games, ScienceWorld's types, WebShop's options, or what a user says."""
     assert {kind_of("alfworld-small", task) for task in tasks("alfworld-small", "test")[:6]} == set(TASK_TYPES)
     assert kind_of("scienceworld", "boil/3") == "boil"
-    assert kind_of(ROOM, "7-3") == "4 rooms away"
+    assert (kind_of(ROOM, "7-3"), kind_of(ROOM, "7-4")) == ("far", "near")
     if not missing_parts("alfworld"):
         named = tasks("alfworld", "valid_seen")[0]
         assert kind_of("alfworld", named) == named.split("/")[1].partition("-")[0]

@@ -1,4 +1,4 @@
-"""An environment in thirty lines: a corridor of ten rooms, and a lamp to switch on in one of them."""
+"""An environment in thirty lines: ten rooms above each other, and a lamp to switch on in one of them."""
 
 from divopd.environments import Observation
 
@@ -13,7 +13,7 @@ class CountingRoom:
 
     @staticmethod
     def kind(task: str) -> str:
-        return f"{abs(int(task[0]) - int(task[2]))} rooms away"
+        return "near" if abs(int(task[0]) - int(task[2])) <= 3 else "far"
 
     @staticmethod
     def expert() -> "Walker":
@@ -34,7 +34,8 @@ class CountingRoom:
         return self._observe()
 
     def _observe(self, *, valid: bool = True) -> Observation:
-        return Observation(f"Room {self.room}, lamp in room {self.goal}.", ["up", "down", "switch"], valid=valid)
+        where = "here" if self.room == self.goal else "above" if self.room < self.goal else "below"
+        return Observation(f"Room {self.room}. The lamp is {where}.", ["up", "down", "switch"], valid=valid)
 
 
 class Walker:
@@ -44,8 +45,8 @@ class Walker:
         """A rollout begins; there is nothing to remember from the one before."""
 
     def act(self, observation: Observation) -> str:
-        room, goal = (int(letter) for letter in observation.text if letter.isdigit())
-        return "switch" if room == goal else "up" if room < goal else "down"
+        where = observation.text.rstrip(".").rpartition(" ")[2]
+        return {"here": "switch", "above": "up", "below": "down"}[where]
 
     def took(self, action: str) -> None:
         """Another action was taken than `act` proposed; the next observation says all."""

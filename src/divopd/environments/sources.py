@@ -136,7 +136,7 @@ class Shopping:
     def expert(self, environment: Any) -> Expert:
         from divopd.environments.webshop import SHORT, Expert
 
-        return Expert(emphasis=1 if environment.layout is SHORT else 3)  # a small model has to write the query
+        return Expert(emphasis=1) if environment.layout is SHORT else Expert()  # a small model has to write the query
 
     def _shop(self) -> Any:
         if self.catalogue == "synthetic":

@@ -7,6 +7,11 @@ is in sight or the turns run out. It can be asked at any state of a rollout, als
     expert.reset(environment.reset(task))
     action = expert.act(observation)      # what the expert would do here
     expert.took(other)                    # only if another action was taken instead
+
+On the official small set it buys right in 92 % of the tasks. Much of a goal there cannot be read: of the wanted
+properties, a third stand on none of the wanted product's pages (they are hidden `attributes`). A shopper with no limit
+of turns who reads all pages of every product that has the options at the price, and buys the one that says most of the
+wish, is right in 97 % (first 500 test goals and 1,000 training goals).
 """
 
 import re
@@ -40,7 +45,8 @@ class _Item:
 class Expert:
     """Chooses the next action from what was seen. One instance follows one rollout at a time."""
 
-    def __init__(self, *, horizon: int = HORIZON, emphasis: int = 3) -> None:
+    # `emphasis`: how often a query says each option
+    def __init__(self, *, horizon: int = HORIZON, emphasis: int = 4) -> None:
         self._horizon = horizon
         self._emphasis = emphasis
 
