@@ -219,14 +219,20 @@ def _figure(claim: Claim) -> float:
 def _shown(interval: Interval | None, claim: Claim, *, digits: int = 1, sign: str = "", unit: str = "") -> str:
     if interval is None:
         return "–"
-    scale, unit = (100.0, " %") if claim.percent else (1.0, unit)
+    scale, unit = (100.0, _percent_of(claim)) if claim.percent else (1.0, unit)
     digits = 1 if claim.percent else max(digits, 2 if abs(interval.mean) < 1 else digits)
     limits = f" [{scale * interval.low:.{digits}f}, {scale * interval.high:.{digits}f}]" if interval.count > 1 else ""
     return f"{scale * interval.mean:{sign}.{digits}f}{unit}{limits} (n = {interval.count})"
 
 
+def _percent_of(claim: Claim) -> str:
+    """Differences of percentages are in points."""
+    return " points" if claim.kind in ("difference", "tie") else " %"
+
+
 def _paper(claim: Claim) -> str:
-    scale, unit = (100, " %") if claim.percent or claim.kind == "share" else (1, "×" if claim.kind == "ratio" else "")
+    in_percent = claim.percent or claim.kind == "share"
+    scale, unit = (100, _percent_of(claim)) if in_percent else (1, "×" if claim.kind == "ratio" else "")
     if isinstance(claim.paper, tuple):
         first, second = (f"{scale * value:g}" for value in claim.paper)
         return f"{first} of {second}" if claim.kind == "settings" else f"{first}–{second}{unit}"

@@ -30,6 +30,7 @@ METHOD_COLOURS = {
     "top-b": "#000000",
     "divopd-focus": "#CC79A7",
     "divopd-base": "#56B4E9",
+    "divopd-base, no cap": "#A9D9F5",
     "divopd": "#0072B2",
     "divopd-r": "#009E73",
     "divopd-adaptive": "#8C6BB1",
@@ -52,7 +53,7 @@ STYLE: dict[Any, Any] = {
 
 def colour_of(method: str) -> str:
     """Always the same colour for a method, whatever stands after its name."""
-    return METHOD_COLOURS.get(method.partition(",")[0].partition(" ")[0], GREY)
+    return METHOD_COLOURS.get(method) or METHOD_COLOURS.get(method.partition(",")[0], GREY)
 
 
 @contextmanager

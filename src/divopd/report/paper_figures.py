@@ -143,5 +143,5 @@ def draw_sweep(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, axis: s
             one.set(xlabel=axis, title=title)
             one.set_xticks(sorted({x for curve in curves.values() for x in curve}))
         axes[0].set_ylabel("success rate (%)")
-        axes[0].legend()
+        axes[0].legend(ncols=2, loc="lower right", bbox_to_anchor=(1, 1.0))
         letter(axes)
