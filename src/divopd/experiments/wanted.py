@@ -7,6 +7,7 @@ result is read, because the stored configuration is compared with the wanted one
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,6 +115,16 @@ def model_digest(name: str) -> str | None:
         if files := sorted(folder.glob("*.safetensors")):
             return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
     return None
+
+
+def build_models(runs: Iterable[Wanted]) -> None:
+    """Build the embedded models that runs need and that are not there yet: a run is known by their weights too."""
+    from divopd.embedded import embedded_model
+
+    names = {part.model for run in runs for part in (run.config.student, run.config.teacher)}
+    for name in sorted(names):
+        if name.startswith("embedded:"):
+            embedded_model(name.removeprefix("embedded:"))
 
 
 def same_settings(stored: Any, wanted: Any) -> bool:
