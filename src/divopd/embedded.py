@@ -42,8 +42,10 @@ class Recipe:
 RECIPES = {
     "alfworld-small/teacher": Recipe("alfworld-small", seed=1),
     "alfworld-small/student": Recipe("alfworld-small", seed=0, stages=((2400, 3e-3), (1000, 2e-3)), weak_percent=22.0),
-    "webshop-small/teacher": Recipe("webshop-small", seed=0),
-    "webshop-small/student": Recipe("webshop-small", seed=1, weak_percent=22.0),
+    "webshop-small/teacher": Recipe("webshop-small", seed=0, stages=((1200, 3e-3),)),
+    "webshop-small/student": Recipe("webshop-small", seed=1, stages=((1200, 3e-3),), weak_percent=22.0),
+    "scienceworld-short/teacher": Recipe("scienceworld-short", seed=0, stages=((800, 3e-3),)),
+    "scienceworld-short/student": Recipe("scienceworld-short", seed=1, stages=((800, 3e-3),), weak_percent=22.0),
 }
 
 
