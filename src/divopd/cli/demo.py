@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from divopd.config_files import shipped_configs
     from divopd.experiments.demo import METHODS, QUICK, findings, train_side_by_side
     from divopd.report.curves import draw_curves
+    from divopd.report.page import write_report
     from divopd.report.run_comparison import compare_runs
     from divopd.report.run_tables import print_comparison
     from divopd.report.runs import read_run
@@ -43,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     _print_findings(findings(comparison, runs))
     picture = out / "curves.png"
     draw_curves(list(runs.values()), picture, target=comparison.target)
+    report = out / "report.html"
+    write_report([out / method for method in METHODS], report)
     print(f"picture: {picture}")
+    print(f"report:  {report}")
     print(f"runs:    {' '.join(str(out / method) for method in METHODS)}")
     return 0
 
