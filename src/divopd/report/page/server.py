@@ -25,7 +25,7 @@ from divopd.store_views import Cursor, StoreViews
 
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 10  # for a browser that opens a connection and sends nothing
-UPDATES_AT_ONCE = 500  # in one answer; the page asks on
+UPDATES_AT_ONCE = 400  # in one answer; the page asks on
 MOST_ROWS = 200
 REMEMBERED = 500  # answers
 

@@ -67,13 +67,13 @@ views.learning = {
     const goal = target > 0 ? [Plot.ruleY([target], { stroke: "currentColor", strokeDasharray: "4 4", strokeOpacity: 0.6 }),
       Plot.text([target], { y: (value) => value, text: (value) => `τ = ${value} %`, frameAnchor: "right", dx: -2, dy: -7, textAnchor: "end", fill: "currentColor", fillOpacity: 0.75 })] : [];
     return [
-      el("div", { class: "cards" }, context.shown.map((run, place) => runCard(run, { comparison, pressure: pressures[place].pressure, colour: context.colours.get(run.name) }))),
       segmented("Horizontal axis", CURRENCIES, by, (key) => context.choose("x", key)),
       figure({
-        title: "Success rate", name: "learning-curves", rows, height: 340, legend: context.legend,
+        title: "Success rate", name: "learning-curves", rows, height: 300, legend: context.legend,
         note: `Fixed evaluation tasks, in percent, over ${CURRENCIES[by]}. An evaluation costs what its version had cost.`,
         draw: (width, height) => lines(width, height, { rows, colours: context.colours, x: `${CURRENCIES[by]} →`, y: "↑ success rate (%)", marks: goal, dots: true, tip }),
       }),
+      el("div", { class: "cards" }, context.shown.map((run, place) => runCard(run, { comparison, pressure: pressures[place].pressure, colour: context.colours.get(run.name) }))),
       kindsFigure(context, curves),
       ...[standingsTable(context, comparison)].flat(),
       methodsTable(comparison),
