@@ -171,6 +171,8 @@ def test_a_folder_without_runs_and_a_taken_port_are_refused(client: Client, fold
         make_server(tmp_path)
     with pytest.raises(InputError, match="cannot listen"):
         make_server(folder, port=client.server.server_port)
+    with pytest.raises(InputError, match="no such run"):
+        make_server(tmp_path / "missing")
     parser = argparse.ArgumentParser()
     watch.add_arguments(parser)
     with pytest.raises(InputError, match="no run in it"):
@@ -189,6 +191,21 @@ def test_a_store_that_is_damaged_does_not_hide_the_others(tmp_path: Path) -> Non
         assert "error" not in runs["good"]
         assert client.get("comparison")["standings"][0]["run"] == "good"
         assert client.ask("/secret/api/run/bad/flow")[0] == 404
+    finally:
+        client.close()
+
+
+def test_a_run_on_its_first_update_has_no_figures_yet(tmp_path: Path) -> None:
+    """Its batch is journalled before it is trained: nothing is computed in place of what will be recorded."""
+    make_evil_run(tmp_path / "run")
+    client = Client(tmp_path)
+    try:
+        assert client.get("run/run/updates")["columns"] == {}
+        assert client.get("run/run/batches")["total"] == 1
+        with Store.open(tmp_path / "run") as store:
+            store.record_figures("update", 0, {"of": "another version"})
+        status, content = client.ask("/secret/api/run/run/updates")
+        assert (status, "not those of this version" in json.loads(content)["error"]) == (404, True)
     finally:
         client.close()
 

@@ -2,13 +2,15 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from divopd.errors import InputError, NotAStoreError
 from divopd.metrics import BatchFigures, figures_of_shares
 from divopd.report.explanation import explain
 from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
@@ -32,6 +34,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+@contextmanager
+def figures_of_this_version(store: StoreViews) -> Generator[None]:
+    """Figures that are not what this version records are a fault of the store, not of the page."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        what = f"{store.path}: its figures or its config are not those of this version of divopd ({error!r})"
+        raise NotAStoreError(what) from None
 
 
 def summary(store: StoreViews, name: str) -> Json:
@@ -84,8 +96,10 @@ def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
     if settings is None or first >= end:
         return {"columns": {}, "first": first, "more": False, "pressure": None, "clock": None}
     known = store.figures_between("update", max(0, first - WINDOW), end - 1)
-    recorded = known or _recomputed(store, max(0, first - WINDOW), end - 1)
-    backlog = stored_config(store.path.parent).get("explorer", {}).get("max_backlog")
+    config = stored_config(store.path.parent)
+    # a run that is on its first update has a batch in its journal and no figures yet
+    recorded = known if known or config else _recomputed(store, max(0, first - WINDOW), end - 1)
+    backlog = config.get("explorer", {}).get("max_backlog")
     rows = []
     pressure = None
     for update in (number for number in recorded if number >= first):
@@ -228,6 +242,8 @@ def run_folders(paths: list[Path]) -> list[Path]:
     """The runs among these folders, and right inside them, by name."""
     found: list[Path] = []
     for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: no such run; expected the folder of a run, or a folder of such folders")
         inside = sorted(entry.parent for entry in path.glob("*/store.db")) if path.is_dir() else []
         found += [path] if not path.is_dir() or (path / "store.db").exists() else inside
     return found

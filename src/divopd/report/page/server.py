@@ -6,6 +6,7 @@ name gets anything. Runs are looked up by name among those that were found: no p
 
 import json
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -85,7 +86,7 @@ def answer(runs: Runs, parts: list[str], query: Query) -> Json:
 
 
 def _view(runs: Runs, name: str, parts: list[str], query: Query) -> Json:
-    with StoreViews.open(runs.folder_of(name)) as store, store.snapshot():
+    with StoreViews.open(runs.folder_of(name)) as store, store.snapshot(), data.figures_of_this_version(store):
         key = (name, *parts, *(f"{key}={value}" for key, value in sorted(query.items())))
         return runs.remembered(key, store.cursor(), lambda: data.plain(_made(store, parts, query)))
 
@@ -151,7 +152,7 @@ def _state_of(folder: Path) -> Cursor | str:
 def _summary(runs: Runs, name: str, folder: Path) -> Json:
     """What is known of a run; of a store that cannot be read, why."""
     try:
-        with StoreViews.open(folder) as store, store.snapshot():
+        with StoreViews.open(folder) as store, store.snapshot(), data.figures_of_this_version(store):
             made = runs.remembered((name, "summary"), store.cursor(), lambda: data.plain(data.summary(store, name)))
     except DivopdError as error:
         return {"name": name, "folder": str(folder), "error": str(error)}
@@ -183,15 +184,24 @@ def _run_figures(runs: Runs, name: str) -> RunFigures:
 # ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Server(ThreadingHTTPServer):
+    """One thread a request; a browser that leaves in the middle is nothing to complain about."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 def make_server(folder: Path, *, port: int = 0, token: str | None = None) -> tuple[ThreadingHTTPServer, str]:
     """A server on loopback and the address to open; port 0 takes a free one. The caller runs and closes it."""
     secret = token or secrets.token_urlsafe(16)
     runs = Runs(folder)
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), _handler(runs, f"/{secret}/"))
+        server = Server((LOOPBACK, port), _handler(runs, f"/{secret}/"))
     except (OSError, OverflowError) as error:
         raise InputError(f"--port {port}: cannot listen there ({error}); choose another one, or none") from None
-    server.daemon_threads = True
     return server, f"http://{LOOPBACK}:{server.server_port}/{secret}/"
 
 

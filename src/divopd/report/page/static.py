@@ -1,6 +1,7 @@
 """The page as one file that opens offline: style, scripts and data inside, and a policy that lets nothing else in."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
@@ -57,22 +58,17 @@ def render(content: dict[str, Any]) -> str:
     styles = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES)
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src 'self'; base-uri 'none'; form-action 'none'"
-    )
+    asks = "'self'" if content["mode"] == "live" else "'none'"
     parts = {
-        "{{policy}}": policy,
-        "{{styles}}": styles,
-        "{{data}}": embeddable(content),
-        "{{scripts}}": "\n".join(f"<script>{script}</script>" for script in scripts),
+        "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {asks}; base-uri 'none'; form-action 'none'",
+        "styles": styles,
+        "data": embeddable(content),
+        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    head, *rest = (ASSETS / "index.html").read_text(encoding="utf-8").split("{{")
-    pieces = [head]
-    for piece in rest:  # one pass: what is filled in is never searched for places itself
-        name, _, after = piece.partition("}}")
-        pieces += [parts[f"{{{{{name}}}}}"], after]
-    return "".join(pieces)
+    template = (ASSETS / "index.html").read_text(encoding="utf-8")
+    # one pass over the template: what is filled in is never searched for places itself
+    return "".join(parts.get(piece, piece) for piece in re.split(r"\{\{(\w+)\}\}", template))
 
 
 def embeddable(content: Any) -> str:
@@ -88,7 +84,7 @@ def _views(runs: dict[str, Path]) -> dict[str, Any]:
     views: dict[str, Any] = {"runs": {"runs": []}}
     comparable: dict[str, RunFigures] = {}
     for name, folder in runs.items():
-        with StoreViews.open(folder) as store, store.snapshot():
+        with StoreViews.open(folder) as store, store.snapshot(), data.figures_of_this_version(store):
             views["runs"]["runs"].append(data.summary(store, name))
             views |= {f"run/{name}/{view}": made for view, made in _of_run(store, share=len(runs)).items()}
             if store.figures("evaluation") and store.figures("update"):

@@ -35,7 +35,7 @@ views.diff = {
     const names = context.runs.map((run) => [run.name, run.name]);
     const controls = el("div", { class: "controls" }, picker("A", names, a.name, (name) => context.choose("a", name)), picker("B", names, b.name, (name) => context.choose("b", name)),
       el("button", { type: "button", class: "tool", "data-key": "swap", onclick: () => context.chooseAll({ a: b.name, b: a.name }) }, "Swap"));
-    if (a === b) return [controls, empty("Two different runs are needed", context.runs.length < 2 ? "This page has only one run: divopd report RUN RUN … takes several." : "Choose another run for A or B.")];
+    if (a === b) return [controls, empty("Two different runs are needed", context.runs.length < 2 ? source.live ? "This page has only one run: divopd watch takes a folder of several." : "This report has only one run: divopd report takes several." : "Choose another run for A or B.")];
     const both = [a, b];
     const colours = new Map(both.map((run) => [run.name, context.colours.get(run.name)]));
     const legend = both.map((run, place) => [`${"AB"[place]}: ${run.name}`, colours.get(run.name)]);

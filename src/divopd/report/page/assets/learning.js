@@ -40,7 +40,7 @@ function runCard(run, { comparison, pressure, colour }) {
   const planned = run.planned || run.updates;
   return el("article", { class: "card run-card", style: { "--run": colour } },
     el("header", {}, el("h3", {}, visible(run.name)),
-      el("p", {}, visible([run.method, `seed ${run.seed}`, run.environment, run.clock && `${run.clock} clock`, run.kind === "replay" && "replay"].filter(Boolean).join(" · ")))),
+      el("p", {}, visible([run.method, run.seed !== null && `seed ${run.seed}`, run.environment, run.clock && `${run.clock} clock`, run.kind === "replay" && "replay"].filter(Boolean).join(" · ")))),
     el("p", { class: "big" }, run.last_rate === null ? NONE : show.rate(run.last_rate),
       el("small", {}, run.last_rate === null ? "not evaluated" : gain === null ? "success rate" : `success rate (${gain >= 0 ? "+" : "−"}${Math.abs(gain).toFixed(1)})`)),
     el("div", { class: "progress", role: "img", "aria-label": `${run.updates} of ${planned} updates` },
