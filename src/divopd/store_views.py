@@ -206,9 +206,13 @@ class StoreViews(StoreReader):
         values: dict[str, Any] = {"first": first, "count": count, "fate": fate, "text": text}
         with self.snapshot():
             total = self._db.execute(f"SELECT count(*) FROM rollouts r {where}", values).fetchone()[0]
-            rows = [
-                RolloutRow(*light, dict(zip(FATES, fates, strict=True)), *decode_outcome(self._one(head, arrival)))
-                for *row, arrival in self._db.execute(page, values).fetchall()
-                for light, fates in [(row[:7], row[7:])]
-            ]
+            found = self._db.execute(page, values).fetchall()
+            rows = [_rollout_row(row, self._one(head, row[-1])) for row in found]
         return RolloutPage(rows, total)
+
+
+def _rollout_row(row: tuple[Any, ...], head: bytes | None) -> RolloutRow:
+    rollout, task, version, available_at, turns, tokens, disagreement, *fates, _ = row
+    tallies = dict(zip(FATES, fates, strict=True))
+    success, reward = decode_outcome(head)
+    return RolloutRow(rollout, task, version, available_at, turns, tokens, disagreement, tallies, success, reward)
