@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--actions", choices=("listed", "unlisted"), default="unlisted", help="allowed actions in the prompt"
     )
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch (default 1: the fastest for tiny models, and repeatable)"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing folder")
 
 
@@ -50,9 +53,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.out} exists; choose another --out, or pass --force to overwrite it")
     if args.labels == "weak" and args.start is None:
         raise InputError("--labels weak weakens a capable model; name it with --from MODEL")
+    if args.threads < 1:
+        raise InputError(f"--threads is {args.threads}; expected 1 or more")
+    import torch
+
     from divopd.models.tiny import save_model
     from divopd.sft import Evaluations, SftSettings, teach
 
+    torch.set_num_threads(args.threads)
     lessons = _lessons(args)
     new = 1.0 if args.start is None else 0.0
     settings = SftSettings(
