@@ -45,6 +45,7 @@ def draw_selection(runs: Figures, path: Path) -> None:
     """Share of selected turns by depth, failures and successes apart, one bar per stage."""
     stages = next(iter(runs.values()))["stages"]
     depths = list(next(iter(stages.values()))["shares"])
+    tops: list[float] = []
     with figure(path, columns=2, height=2.3, sharey=True) as (left, right):
         for axes, outcome in ((left, "failure"), (right, "success")):
             series = {
@@ -54,13 +55,13 @@ def draw_selection(runs: Figures, path: Path) -> None:
                 ]
                 for stage in stages
             }
-            grouped_bars(axes, depths, series, colours=STAGE_COLOURS)
+            tops.append(grouped_bars(axes, depths, series, colours=STAGE_COLOURS))
             whole = {s: _over(runs, lambda run, s=s: 100 * run["stages"][s]["success_share"]).mean for s in stages}
             share = whole["+ focus"] if outcome == "success" else 100 - whole["+ focus"]
             axes.set(
                 xlabel="turn (depth in its rollout)", title=f"rollouts that end in {outcome}: {share:.0f} % with focus"
             )
-        left.set_ylabel("share of selected turns (%)")
+        left.set(ylabel="share of selected turns (%)", ylim=(0, max(tops)))
         left.legend()
         letter((left, right))
 
@@ -78,24 +79,16 @@ def draw_retention(runs: Figures, path: Path) -> None:
         grouped_bars(left, depths, {"kept": share}, colours={"kept": PALETTE[1]})
         whole = _over(runs, lambda run: 100 * (1 - run["dropped_share"])).mean
         left.axhline(whole, color="black", linestyle="--", linewidth=0.9)
-        left.annotate(
-            f"all turns: {whole:.0f} %",
-            (0.99, whole),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=7,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )
         left.set(xlabel="turn (depth in its rollout)", ylabel="kept by focus (%)", ylim=(0, 105))
+        left.set_title(f"dashed: all turns, {whole:.0f} %")
         sides = {
             side: [_over(runs, lambda run, s=side, d=depth: run[s]["per_token_by_depth"][d]) for depth in depths]
             for side in ("kept", "dropped")
         }
         grouped_bars(right, depths, sides, colours={"kept": PALETTE[1], "dropped": PALETTE[4]})
         right.axhline(0, color="black", linewidth=0.7)
-        right.set(xlabel="turn (depth in its rollout)", ylabel="disagreement per token (nats)")
-        right.margins(y=0.2)
+        right.set(xlabel="turn (depth in its rollout)", ylabel="disagreement / token (nats)")
+        right.set_ylim(top=1.15 * right.get_ylim()[1])
         right.legend(ncols=2, loc="upper right")
         letter((left, right))
 
@@ -130,9 +123,10 @@ def draw_stability(runs: Figures, path: Path) -> None:
                 capsize=2,
                 label=label,
             )
-        beyond = sum(lag <= staleness for lag in lags) - 0.5
-        axes.axvspan(beyond, len(lags) - 0.6, color=LIGHT, alpha=0.5, linewidth=0)
-        axes.text(beyond + 0.05, 0.04, f"never trained (max staleness {staleness})", fontsize=7, color=GREY)
+        beyond = sum(lag <= staleness for lag in lags)
+        if beyond < len(lags):
+            axes.axvspan(beyond - 0.5, len(lags) - 0.6, color=LIGHT, alpha=0.5, linewidth=0)
+            axes.text(beyond - 0.45, 0.04, f"never trained (max staleness {staleness})", fontsize=7, color=GREY)
         axes.set_xticks(range(len(lags)), [str(lag) for lag in lags])
         axes.set(xlabel="versions between generation and recomputation", ylabel="agreement", ylim=(0, 1.03))
         axes.legend(loc="lower left", bbox_to_anchor=(0, 0.1))

@@ -108,14 +108,15 @@ def bars(
     right = min(right, 2 * max(*means, 0.0)) or 1.0  # a very wide interval must not squeeze the bars
     for place, value in zip(places, values, strict=True):
         end = min(value.high if value.count > 1 else value.mean, right)
-        axes.text(max(end, 0) + 0.02 * right, place, f"{value.mean:.{digits}f}", va="center", fontsize=7)
-    axes.set_xlim(right=1.2 * right)
+        shown = f"{value.mean:.{digits}f}" if value.count else "–"
+        axes.text(max(end, 0) + 0.02 * right, place, shown, va="center", fontsize=7)
+    axes.set_xlim(1.2 * min(0.0, *means), 1.2 * right)
 
 
 def grouped_bars(
     axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[Interval]], *, colours: Mapping[str, str]
-) -> None:
-    """Upright bars: for each group one bar of every series, with intervals."""
+) -> float:
+    """Upright bars: for each group one bar of every series, with intervals. Returns the top of the axis."""
     width = 0.84 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
@@ -123,6 +124,11 @@ def grouped_bars(
         axes.bar(places, means, width * 0.94, color=colours[name], label=name, zorder=2)
         whiskers(axes, places, means, values, along="y")
     axes.set_xticks(range(len(groups)), groups)
+    means = [value.mean for values in series.values() for value in values]
+    ends = [value.high for values in series.values() for value in values if value.count > 1]
+    top = min(max(means + ends), 2 * max(means)) if max(means) > 0 else 0.0
+    axes.set_ylim(1.25 * min(0.0, *means), 1.12 * top or 1.0)
+    return 1.12 * top or 1.0
 
 
 def forest(

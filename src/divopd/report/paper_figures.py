@@ -116,7 +116,6 @@ def draw_load(loads: Sequence[str], series: Mapping[str, Mapping[str, Sequence[I
         for one, (title, readers) in zip(axes, series.items(), strict=True):
             grouped_bars(one, loads, dict(readers), colours={reader: colour_of(reader) for reader in readers})
             one.set(xlabel="producer load", ylabel=title)
-            one.margins(y=0.12)
         axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, handlelength=1)
 
 
