@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from divopd.audits.cost import audit_cost
+from divopd.audits.kinds import audit_kinds
 from divopd.audits.retention import audit_retention
 from divopd.audits.selection import audit_selection
 from divopd.audits.stability import correlation, spearman, top_k_overlap
@@ -16,6 +17,7 @@ from divopd.audits.subject import NO_CAP, depth_of, load_subject
 from divopd.audits.utilization import audit_utilization
 from divopd.cli import main
 from divopd.errors import InputError
+from divopd.store import Store
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import Turn, write_turns
 
@@ -145,6 +147,7 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = str(tmp_path / "t.jsonl")
     for arguments, sentence in (
         (["cost", path], "no fates and no clock"),
+        (["kinds", path], "nothing starves"),
         (["retenton", path], "did you mean 'retention'?"),
         (["selection", str(tmp_path / "none")], "no such run or recording"),
         (["selection", path, "--cap", "few"], "--cap is 'few'"),
@@ -168,7 +171,7 @@ def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["utilization", "selection", "retention", "stability", "geometry", "cost"])
+@pytest.mark.parametrize("name", ["utilization", "selection", "retention", "stability", "geometry", "cost", "kinds"])
 def test_a_run_is_audited(name: str, small_run: Path, capsys: pytest.CaptureFixture) -> None:
     """Every audit works on a run and leaves its files in the run's folder."""
     pytest.importorskip("matplotlib")
@@ -176,6 +179,16 @@ def test_a_run_is_audited(name: str, small_run: Path, capsys: pytest.CaptureFixt
     assert "run" in capsys.readouterr().out
     assert (small_run / "audits" / f"{name}.json").is_file()
     assert (small_run / "audits" / f"{name}.png").stat().st_size > 10_000
+
+
+def test_kinds_of_tasks_add_up(small_run: Path) -> None:
+    """Shares of turns and rows sum to one; kinds are those of the evaluation; every rollout is counted once."""
+    kinds = audit_kinds(small_run)
+    assert sum(kind.arrived for kind in kinds.values()) == pytest.approx(1)
+    assert sum(kind.trained for kind in kinds.values()) == pytest.approx(1)
+    assert any(kind.success_rate is not None for kind in kinds.values())
+    with Store.open_read_only(small_run) as store:
+        assert sum(kind.rollouts for kind in kinds.values()) == len({turn.rollout for turn in store.stored_turns()})
 
 
 def test_the_cost_of_a_run_adds_up(small_run: Path) -> None:

@@ -54,6 +54,14 @@ def _cost(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
     return audit_cost(run).as_json()
 
 
+def _kinds(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
+    from divopd.audits.kinds import audit_kinds
+
+    if changes:
+        raise InputError("kinds counts what a run did; numbers of a composer change nothing there: leave them out")
+    return {name: asdict(kind) for name, kind in audit_kinds(run).items()}
+
+
 AUDITS: dict[str, Audit] = {
     "utilization": _utilization,
     "selection": _selection,
@@ -61,4 +69,5 @@ AUDITS: dict[str, Audit] = {
     "stability": _stability,
     "geometry": _geometry,
     "cost": _cost,
+    "kinds": _kinds,
 }

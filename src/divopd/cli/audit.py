@@ -20,6 +20,7 @@ HELP = """Check a run, or measure it.
   stability    cached disagreement against the same recomputed at later versions (needs weights)
   geometry     selected gradients against the pool's gradient, for every composer (needs weights)
   cost         tokens and seconds of explorers, teacher and learner
+  kinds        which kinds of tasks arrive, are used and are trained: whether one starves
 Each but ledger prints a table and writes NAME.json and NAME.png."""
 EXAMPLE = "divopd audit utilization runs/mine\n  divopd audit selection turns.jsonl --cap 3 --out audits"
 

@@ -185,3 +185,26 @@ def draw_cost(runs: Figures, path: Path) -> None:
             starts = [start + second for start, second in zip(starts, seconds, strict=True)]
         right.set(xlabel="seconds per update, on the run's clock")
         right.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1)
+
+
+def draw_kinds(runs: Figures, path: Path) -> None:
+    """Share of what arrived beside share of what was trained, and used rollouts, by kind of task."""
+    names = list(dict.fromkeys(kind for run in runs.values() for kind in run))
+
+    def share(kind: str, name: str) -> Interval:
+        return _over(runs, lambda run: 100 * run[kind][name] if kind in run else None)
+
+    colours = {"arrived": LIGHT, "trained": "#0072B2"}
+    with figure(path, columns=2, height=0.3 * len(names) + 1.1, sharey=True) as (left, right):
+        for number, (name, colour) in enumerate(colours.items()):
+            places = [row + (number - 0.5) * 0.38 for row in range(len(names))]
+            means = [share(kind, name).mean for kind in names]
+            left.barh(places, means, 0.36, color=colour, label=name, zorder=2)
+        left.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+        left.invert_yaxis()
+        left.set(xlabel="share of turns (%)")
+        left.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+        used = [share(kind, "used") for kind in names]
+        right.barh(range(len(names)), [one.mean for one in used], 0.6, color="#009E73", zorder=2)
+        right.set(xlabel="rollouts with a trained turn (%)", xlim=(0, 100))
+        letter((left, right))

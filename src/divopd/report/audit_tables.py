@@ -102,6 +102,20 @@ def _cost(figures: Mapping[str, Any]) -> Rows:
         yield what, "not known on this clock" if figures[field] is None else quantity(figures[field])
 
 
+def _kinds(figures: Mapping[str, Any]) -> Rows:
+    for kind, one in figures.items():
+        rate = one["success_rate"]
+        yield (
+            printable(kind),
+            str(one["rollouts"]),
+            f"{one['used']:.1%}",
+            f"{one['arrived']:.1%}",
+            f"{one['trained']:.1%}",
+            f"{one['disagreement']:.2f}",
+            "–" if rate is None else f"{rate:.1f}",
+        )
+
+
 TABLES = {
     "utilization": (
         "utilization: the same turns, replayed with every composer",
@@ -134,4 +148,10 @@ TABLES = {
         "sketched gradients before the optimizer; the oracle selects and is judged in the same sketch",
     ),
     "cost": ("cost: who spent what", ["what", ""], _cost, None),
+    "kinds": (
+        "kinds: whether a kind of task starves",
+        ["kind", "rollouts", "used", "of turns\narrived", "of rows\ntrained", "disagree-\nment", "success\n%"],
+        _kinds,
+        "used: rollouts with a trained turn; disagreement: mean of a valid turn in nats; success: last evaluation",
+    ),
 }

@@ -1,0 +1,72 @@
+"""Kinds: whether a kind of task starves, and where the disagreement is. Counted in the run itself, not replayed."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from divopd.config_files import read_layers
+from divopd.environments import kind_of
+from divopd.errors import InputError
+from divopd.store import Store, is_store
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of task. Shares are of all kinds together, of what arrived and of what was trained."""
+
+    rollouts: int
+    used: float  # share of its rollouts that gave a trained turn
+    arrived: float  # share of the turns
+    trained: float  # share of the rows
+    disagreement: float  # mean over its valid turns, in nats
+    success_rate: float | None  # at the last evaluation, in percent
+
+
+def audit_kinds(run: Path) -> dict[str, Kind]:
+    """Look at the fates of a run by kind of task; a recording has none and is refused."""
+    if not (run.is_dir() or is_store(run)):
+        raise InputError(f"{run}: a recording has no fates, so nothing starves in it; expected a run")
+    with Store.open_read_only(run) as store, store.snapshot():
+        turns, evaluations = list(store.stored_turns()), store.figures("evaluation")
+    if not turns:
+        raise InputError(f"{run}: no turn has arrived in this run yet")
+    environment = _environment(run)
+    kinds = {task: _kind(task, environment) for task in {turn.task for turn in turns}}
+    rollouts: dict[str, set[str]] = defaultdict(set)
+    used: dict[str, set[str]] = defaultdict(set)
+    valid: dict[str, list[float]] = defaultdict(list)
+    arrived, trained = Counter[str](), Counter[str]()
+    for turn in turns:
+        kind = kinds[turn.task]
+        rollouts[kind].add(turn.rollout)
+        arrived[kind] += 1
+        if turn.reason is None:
+            valid[kind].append(turn.disagreement)
+        if turn.fate.kind == "trained":
+            used[kind].add(turn.rollout)
+            trained[kind] += 1
+    rates = evaluations[max(evaluations)]["by_kind"] if evaluations else {}
+    return {
+        kind: Kind(
+            rollouts=len(rollouts[kind]),
+            used=len(used[kind]) / len(rollouts[kind]),
+            arrived=arrived[kind] / arrived.total(),
+            trained=trained[kind] / max(1, trained.total()),
+            disagreement=sum(valid[kind]) / max(1, len(valid[kind])),
+            success_rate=rates.get(kind),
+        )
+        for kind in sorted(rollouts)
+    }
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    stored = (run if run.is_dir() else run.parent) / "config.yaml"
+    return read_layers(stored, ()).data.get("environment", {}) if stored.exists() else {}
+
+
+def _kind(task: str, environment: dict[str, Any]) -> str:
+    """As the environment says; without a stored configuration, the task's name up to the first /."""
+    if not environment:
+        return task.partition("/")[0]
+    return kind_of(environment["name"], task, **environment.get("settings", {}))
