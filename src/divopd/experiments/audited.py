@@ -78,7 +78,7 @@ def selection(settings: Settings) -> Made:
         for label, field in (("all successes", "success_share"), ("dead rows", "dead_share")):
             values = (cell(_over(audits, lambda a, s=s, f=field: 100 * a["stages"][s][f])) for s in stages)
             rows.append([label, "", *values])
-        pool = cell(_over(audits, lambda a: 100 * a["pool_success_share"]))
+        pool = cell(_over(audits, lambda a: 100 * a["pool_success_share"])).replace("\n", " ")
         return Sheet(
             f"{title}: share of selected turns, in %",
             ["turn", "outcome", *stages],

@@ -48,15 +48,15 @@ class Made:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def cell(interval: Interval | None, digits: int = 1, *, scale: float = 1.0, sign: str = "") -> str:
-    """mean ± half of the 95 % interval; a single value alone."""
+    """mean ± half of the 95 % interval, on two lines so that tables stay narrow; a single value alone."""
     if interval is None:
         return MISSING
     mean = f"{scale * interval.mean:{sign}.{digits}f}"
-    return f"{mean} ± {scale * (interval.high - interval.mean):.{digits}f}" if interval.count > 1 else mean
+    return f"{mean}\n± {scale * (interval.high - interval.mean):.{digits}f}" if interval.count > 1 else mean
 
 
 def ratio_cell(interval: Interval | None, *, pairs: int) -> str:
@@ -64,8 +64,8 @@ def ratio_cell(interval: Interval | None, *, pairs: int) -> str:
     if interval is None:
         return MISSING
     reached = f" ({interval.count}/{pairs})" if interval.count < pairs else ""
-    limits = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval.count > 1 else ""
-    return f"{interval.mean:.2f}×{limits}{reached}"
+    limits = f"\n[{interval.low:.2f}, {interval.high:.2f}]" if interval.count > 1 else ""
+    return f"{interval.mean:.2f}×{reached}{limits}"
 
 
 def as_json(interval: Interval | None) -> dict[str, float | int | None] | None:
