@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from divopd.audits.ledger import audit_ledger
+from divopd.composers import METHODS
 from divopd.errors import DivopdError
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveRun
@@ -34,6 +35,19 @@ def test_rollouts_wait_for_the_teacher_in_the_store(tmp_path: Path) -> None:
         assert store.unscored(9) == []
         assert store.spent() == (1, 2, 6, 10)
         assert store.backlog() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
+    """Three updates by real processes, the last one evaluated, and an account that adds up."""
+    changes = {"learner": {"updates": 3, "max_wait_s": 20}, "recovery": {"patience": 1, "takeover": 2}}
+    settings = config(models, clock="live", method=method, **changes)
+    begin_run(settings, tmp_path / "run")
+    LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
+    _, account, rates = outcome(tmp_path / "run")
+    assert sorted(rates) == [0, 3]
+    assert account[1] >= 3  # trained
 
 
 @pytest.mark.slow
