@@ -255,7 +255,7 @@ def test_a_run_is_seen_going_on(models: Path, tmp_path: Path) -> None:
         with opened(watched.stdout.readline().strip()) as page:
             done = "() => Number(document.querySelector('.run-card .small').textContent.match(/\\d+/)[0])"
             first = page.evaluate(done)
-            page.wait_for_function(f"first => ({done})() > first + 1", arg=first, timeout=60_000)
+            page.wait_for_function(f"first => ({done})() > first + 1", arg=first, timeout=180_000)
             assert train.poll() is None, "the run was over before it was seen to go on"
     finally:
         train.kill()
