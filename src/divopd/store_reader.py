@@ -152,8 +152,8 @@ class StoreReader:
             return self._one("SELECT count(*) FROM turns WHERE arrival > ?", self._watermark())
 
     def unscored(self, limit: int) -> list[Rollout]:
-        """Rollouts that wait for the teacher, the oldest first."""
-        query = "SELECT id, json, digest FROM unscored ORDER BY number LIMIT ?"
+        """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
+        query = "SELECT id, json, digest FROM unscored ORDER BY number DESC LIMIT ?"
         with self.snapshot():
             rows = self._db.execute(query, (limit,)).fetchall()
         waiting = [[turn_from_json(turn) for turn in self._json(text, digest, name)] for name, text, digest in rows]

@@ -94,7 +94,7 @@ def _follow(role: Role, student: TransformersPolicy, version: int) -> int:
 
 
 def teach(role: Role) -> None:
-    """Score what explorers have stored, oldest first. While a teacher cannot be reached, its rollouts wait."""
+    """Score what explorers have stored, newest first. While a teacher cannot be reached, its rollouts wait."""
     teachers = load_teachers(role.config)
     held, away_since = 0, None
     while True:
