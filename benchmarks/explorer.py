@@ -15,7 +15,7 @@ import torch
 from divopd.demonstrations import Slips, demonstrate, texts
 from divopd.environments import make_environment, tasks
 from divopd.explorer import Acting, Played, Start, play
-from divopd.models.policy import Policy, Response
+from divopd.models.policy import Response
 from divopd.models.tiny import build_model, build_tokenizer
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec, style_for
@@ -48,11 +48,6 @@ class Plain:
             responses.append(Response(chosen.tolist(), logprobs.double().numpy()))
         return responses
 
-    def score(
-        self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[list[np.ndarray]]:
-        raise NotImplementedError("it only acts")
-
 
 def run() -> dict:
     torch.set_num_threads(1)
@@ -68,8 +63,7 @@ def run() -> dict:
         return play(starts, acting, student=ours, environments=environments)
 
     def one_by_one() -> list[Played]:
-        student: Policy = plain
-        return [play([start], acting, student=student, environments=environments[:1])[0] for start in starts]
+        return [play([start], acting, student=plain, environments=environments[:1])[0] for start in starts]
 
     (fast, played), (slow, played_plainly) = _best(together), _best(one_by_one)
     return {

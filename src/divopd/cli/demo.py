@@ -89,4 +89,4 @@ def _print_findings(found: Sequence["Finding"]) -> None:
         table.add_row(one.what, one.vanilla, one.divopd, {True: "yes", False: "no", None: "unknown"}[one.holds])
     console = plain_console()
     console.print(table)
-    console.print("One seed tells little about learning: docs/claims.md has several, with intervals.")
+    console.print("One seed tells little about learning: docs/default-setting.md has five, with intervals.")

@@ -1,24 +1,23 @@
 """Shopping in a browser: the same tasks, pages and actions as the agent's, on a page that only this machine can open.
 
-The page shows the strings the agent reads, with the clickable ones as buttons. It binds to loopback, answers only
-requests that name it as Host and carry the token in their path, runs no script, and escapes everything that it shows.
+The page shows the strings the agent reads, with the clickable ones as buttons. It runs no script and escapes all that
+it shows; loopback.py says who may open it.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from html import escape
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from urllib.parse import parse_qs
 
 from divopd.environments.environment import Observation
 from divopd.environments.webshop.engine import Shop, WebShop
 from divopd.environments.webshop.goals import HORIZON
 from divopd.environments.webshop.pages import FULL, NEXT, SEARCH_ACTION, SHORT, Layout, strings_on
+from divopd.loopback import Handler, listen, serve_until_interrupted
 
-LOOPBACK = "127.0.0.1"
 _LONGEST_BODY = 16_384
-_PATIENCE_S = 10  # for a browser that opens a connection and sends nothing
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
 
 _STYLE = """
 body { font: 16px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 52rem; padding: 1.5rem; color: #1d2330; }
@@ -59,9 +58,7 @@ class Visit:
 
 def make_server(visit: Visit, *, port: int = 0, token: str | None = None) -> tuple[HTTPServer, str]:
     """A server on loopback and the address to open; port 0 takes a free one. The caller runs and closes it."""
-    secret = token or secrets.token_urlsafe(16)
-    server = HTTPServer((LOOPBACK, port), _handler(visit, f"/{secret}/"))
-    return server, f"http://{LOOPBACK}:{server.server_port}/{secret}/"
+    return listen(_handler(visit), port=port, token=token)
 
 
 def serve(
@@ -74,29 +71,21 @@ def serve(
 ) -> None:
     """Lets a person shop these tasks in a browser until interrupted; `announce` gets the address to open."""
     server, address = make_server(Visit(shop, tasks, layout=layout), port=port)
-    announce(address)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass  # the usual way to stop it
-    finally:
-        server.server_close()
+    serve_until_interrupted(server, address, announce)
 
 
-def _handler(visit: Visit, path: str) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _PATIENCE_S
-
+def _handler(visit: Visit) -> type[Handler]:
+    class Shopping(Handler):
         def do_GET(self) -> None:
-            if self._is_welcome():
-                self._send(HTTPStatus.OK, render(visit))
+            if self._is_here():
+                self._send_page(HTTPStatus.OK, render(visit))
 
         def do_POST(self) -> None:
-            if not self._is_welcome():
+            if not self._is_here():
                 return
             length = self.headers.get("Content-Length", "")
             if not (length.isascii() and length.isdigit() and int(length) <= _LONGEST_BODY):
-                self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "<p>That request is too large.</p>")
+                self._send_page(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "<p>That request is too large.</p>")
                 return
             fields = parse_qs(self.rfile.read(int(length)).decode("utf-8", "replace"))
             if "next" in fields:
@@ -105,39 +94,22 @@ def _handler(visit: Visit, path: str) -> type[BaseHTTPRequestHandler]:
                 visit.act(f"search[{fields['query'][0]}]")
             elif "action" in fields:
                 visit.act(fields["action"][0])
-            self.send_response(HTTPStatus.SEE_OTHER)  # so that reloading the page does not act again
-            self.send_header("Location", path)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            # so that reloading the page does not act again
+            self.send(HTTPStatus.SEE_OTHER, b"", "text/plain", Location=self.root)
 
-        def _is_welcome(self) -> bool:
-            """Only requests for this very host and token: no other page and no rebound name gets an answer."""
-            own_hosts = {f"{name}:{self.connection.getsockname()[1]}" for name in (LOOPBACK, "localhost")}
-            if self.headers.get("Host") not in own_hosts:
-                self._send(HTTPStatus.FORBIDDEN, "<p>Wrong host.</p>")
+        def _is_here(self) -> bool:
+            """There is one page only."""
+            if not self.is_welcome():
                 return False
-            if not secrets.compare_digest(self.path.encode(), path.encode()):
-                self._send(HTTPStatus.NOT_FOUND, "<p>Nothing here: open the address that was printed.</p>")
-                return False
-            return True
+            if self.path != self.root:
+                self._send_page(HTTPStatus.NOT_FOUND, "<p>Nothing here: open the address that was printed.</p>")
+            return self.path == self.root
 
-        def _send(self, status: HTTPStatus, body: str) -> None:
+        def _send_page(self, status: HTTPStatus, body: str) -> None:
             content = body.encode("utf-8", "replace")
-            self.send_response(status)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header(
-                "Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
-            )
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
+            self.send(status, content, "text/html; charset=utf-8", Content_Security_Policy=_POLICY)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing: the token is in every path."""
-
-    return Handler
+    return Shopping
 
 
 def render(visit: Visit) -> str:

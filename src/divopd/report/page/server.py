@@ -1,22 +1,21 @@
 """The page of a run, live: the same views, asked from a server on loopback that only reads the run's store.
 
-It answers only requests that name it as Host and carry the token in their path, so that no other page and no rebound
-name gets anything. Runs are looked up by name among those that were found: no path is built from a request.
+loopback.py says who may open it. Runs are looked up by name among those that were found: no path is built from a
+request.
 """
 
 import json
-import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from threading import Lock
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from divopd.errors import DivopdError, InputError
+from divopd.loopback import Handler, Server, listen, serve_until_interrupted
 from divopd.report.page import data
 from divopd.report.page.reading import read_rollout
 from divopd.report.page.static import comparison, render, style_of
@@ -24,8 +23,6 @@ from divopd.report.page.words import Words, words_of
 from divopd.report.runs import RunFigures, named_runs, read_run, stored_config
 from divopd.store_views import Cursor, StoreViews
 
-LOOPBACK = "127.0.0.1"
-PATIENCE_S = 10  # for a browser that opens a connection and sends nothing
 UPDATES_AT_ONCE = 400  # in one answer; the page asks on
 MOST_ROWS = 200
 REMEMBERED = 500  # answers
@@ -184,57 +181,34 @@ def _run_figures(runs: Runs, name: str) -> RunFigures:
 # ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Server(ThreadingHTTPServer):
-    """One thread a request; a browser that leaves in the middle is nothing to complain about."""
+class ThreadingServer(ThreadingMixIn, Server):
+    """One thread a request."""
 
     daemon_threads = True
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
 
-
-def make_server(folder: Path, *, port: int = 0, token: str | None = None) -> tuple[ThreadingHTTPServer, str]:
+def make_server(folder: Path, *, port: int = 0, token: str | None = None) -> tuple[Server, str]:
     """A server on loopback and the address to open; port 0 takes a free one. The caller runs and closes it."""
-    secret = token or secrets.token_urlsafe(16)
-    runs = Runs(folder)
-    try:
-        server = Server((LOOPBACK, port), _handler(runs, f"/{secret}/"))
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--port {port}: cannot listen there ({error}); choose another one, or none") from None
-    return server, f"http://{LOOPBACK}:{server.server_port}/{secret}/"
+    return listen(_handler(Runs(folder)), port=port, token=token, server=ThreadingServer)
 
 
 def serve(folder: Path, *, port: int = 0, announce: Callable[[str], None] = print) -> None:
     """Show the runs of a folder until interrupted; `announce` gets the address to open."""
     server, address = make_server(folder, port=port)
-    announce(address)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass  # the usual way to stop it
-    finally:
-        server.server_close()
+    serve_until_interrupted(server, address, announce)
 
 
-def _handler(runs: Runs, root: str) -> type[BaseHTTPRequestHandler]:
+def _handler(runs: Runs) -> type[Handler]:
     html = render({"mode": "live"}).encode()
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE_S
-
+    class Page(Handler):
         def do_GET(self) -> None:
-            own_hosts = {f"{name}:{self.connection.getsockname()[1]}" for name in (LOOPBACK, "localhost")}
-            if self.headers.get("Host") not in own_hosts:
-                self._send_json(HTTPStatus.FORBIDDEN, {"error": "wrong host"})
+            if not self.is_welcome():
                 return
             path, query = urlsplit(self.path).path, urlsplit(self.path).query
-            if not secrets.compare_digest(path[: len(root)].encode(), root.encode()):
-                self._send_json(HTTPStatus.NOT_FOUND, {"error": "open the address that was printed"})
-                return
-            rest = path[len(root) :]
+            rest = path[len(self.root) :]
             if rest == "":
-                self._send(HTTPStatus.OK, html, "text/html; charset=utf-8")
+                self.send(HTTPStatus.OK, html, "text/html; charset=utf-8")
             elif rest.startswith("api/"):
                 self._answer([unquote(part) for part in rest.split("/")[1:]], dict(parse_qsl(query)))
             else:
@@ -250,24 +224,6 @@ def _handler(runs: Runs, root: str) -> type[BaseHTTPRequestHandler]:
 
         def _send_json(self, status: HTTPStatus, content: Json) -> None:
             text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-            self._send(status, text.encode(), "application/json")
+            self.send(status, text.encode(), "application/json")
 
-        def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-            self.send_response(status)
-            for name, value in {
-                "Content-Type": kind,
-                "Content-Length": str(len(content)),
-                "Cache-Control": "no-store",
-                "Referrer-Policy": "no-referrer",
-                "X-Content-Type-Options": "nosniff",
-                "X-Frame-Options": "DENY",
-                "Cross-Origin-Resource-Policy": "same-origin",
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing: the token is in every path."""
-
-    return Handler
+    return Page

@@ -37,7 +37,9 @@ function flowFigure(run, { account, reasons }) {
 }
 
 function drawFlow(width, height, put, rows) {
-  const [top, gap, bar, label] = [10, 10, 14, Math.min(300, width * 0.54)];
+  const words = rows.map((row) => [row.reason ? `invalid: ${spoken(row.reason)}` : spoken(row.fate), `${show.whole(row.turns)} (${show.percent(row.share)})`]);
+  const longest = d3.max(words, ([name, count]) => name.length + count.length) ?? 0;
+  const [top, gap, bar, label] = [10, 10, 14, Math.min(0.75 * width, 40 + 7 * longest)]; // 7 pixels a letter is ample
   const least = 16; // pixels, so that every part has room for its words
   const room = height - 2 * top - gap * (rows.length - 1) - least * rows.length;
   const start = { x: 58, y: top + (height - 2 * top - room) / 2 };
@@ -48,17 +50,17 @@ function drawFlow(width, height, put, rows) {
     text(start.x - bar - 6, start.y + room / 2 - 8, "put", { "text-anchor": "end", "font-weight": 600 }),
     text(start.x - bar - 6, start.y + room / 2 + 8, show.quantity(put), { "text-anchor": "end" }));
   let [from, to] = [start.y, top];
-  for (const row of rows) {
+  for (const [place, row] of rows.entries()) {
+    const [name, count] = words[place];
     const thick = (room * row.turns) / put;
     const tall = thick + least;
     const middle = (start.x + end) / 2;
     const colour = palette().fates[row.fate];
     const y = to + least / 2;
     const path = `M${start.x},${from}C${middle},${from} ${middle},${y} ${end},${y}L${end},${y + thick}C${middle},${y + thick} ${middle},${from + thick} ${start.x},${from + thick}Z`;
-    const name = row.reason ? `invalid: ${spoken(row.reason)}` : spoken(row.fate);
     svg.append(el("svg:path", { d: path, fill: colour, "fill-opacity": 0.35 }, el("svg:title", {}, `${name}: ${show.whole(row.turns)} turns`)),
       el("svg:rect", { x: end, y, width: bar, height: Math.max(1.5, thick), fill: colour }),
-      text(end + bar + 8, to + tall / 2, [el("svg:tspan", { "font-weight": 600 }, name), el("svg:tspan", { dx: 6 }, `${show.whole(row.turns)} (${show.percent(row.share)})`)]));
+      text(end + bar + 8, to + tall / 2, [el("svg:tspan", { "font-weight": 600 }, name), el("svg:tspan", { dx: 6 }, count)]));
     from += thick;
     to += tall + gap;
   }
