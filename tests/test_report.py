@@ -210,6 +210,18 @@ def test_every_view_opens_offline(page_file: Path) -> None:
 
 
 @pytest.mark.browser
+def test_labels_of_the_flow_are_whole(page_file: Path) -> None:
+    """Also the longest one, of turns that were invalid, ends inside its picture."""
+    beyond = "svg => [...svg.querySelectorAll('text')].map(t => t.getBBox().x + t.getBBox().width - svg.clientWidth)"
+    with opened(page_file.as_uri(), offline=True) as page:
+        open_view(page, "flow")
+        flows = page.locator("svg[aria-label='flow of turns']")
+        assert "invalid: " in " ".join(flows.all_text_contents())
+        for flow in flows.all():
+            assert max(flow.evaluate(beyond)) <= 0
+
+
+@pytest.mark.browser
 def test_a_person_finds_the_way(page_file: Path) -> None:
     """Another axis, a sorted table, an explained batch, a rollout turn by turn, two runs: by mouse and by keyboard."""
     with opened(page_file.as_uri(), offline=True) as page:
