@@ -14,7 +14,17 @@ from divopd.errors import AlignmentError, DivopdError, InputError
 from divopd.learner import Learner, Optimization
 from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
 from divopd.packing import make_row, merge_rows
-from token_rollouts import HISTORIES, dead, gradient, own_copy, plain_gradient, pool, rollout, tiny_model
+from token_rollouts import (
+    HISTORIES,
+    dead,
+    gradient,
+    own_copy,
+    plain_gradient,
+    plain_logprobs,
+    pool,
+    rollout,
+    tiny_model,
+)
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
@@ -85,6 +95,23 @@ def test_full_history_costs_one_pass_over_the_longest_row() -> None:
     assert figures.valid_tokens == sum(sum(turn.teacher_mask or ()) for turn in turns)
     assert set(figures.seconds) == {"pack", "forward", "backward", "step"}
     assert min(figures.seconds.values()) > 0
+
+
+def test_the_gap_to_generation_is_that_of_the_newest_rows() -> None:
+    """Mean and largest absolute difference over their valid tokens only, whatever older and dead rows say."""
+    model = tiny_model()
+    policy = TransformersPolicy(model)
+    turns = [replace(turn, version=int(turn.rollout < "r4")) for turn in pool()]
+    off = [np.random.default_rng(n).normal(size=len(turn.response_ids)) for n, turn in enumerate(turns)]
+    own = [plain_logprobs(own_copy(model), turn).detach().numpy() for turn in turns]
+    told = [replace(t, student_logprobs=(o - d).tolist()) for t, o, d in zip(turns, own, off, strict=True)]
+    masks = [np.asarray(turn.teacher_mask, bool) for turn in turns]
+    newest = np.abs(np.concatenate([d[m] for t, d, m in zip(told, off, masks, strict=True) if t.version]))
+    gap = Learner(policy, Optimization(max_tokens=60)).update(told).logprob_gap
+    assert gap is not None
+    assert (gap.version, gap.tokens) == (1, len(newest))
+    np.testing.assert_allclose([gap.mean, gap.largest], [newest.mean(), newest.max()], rtol=1e-6)
+    assert Learner(policy).gradient([dead(turn) for turn in turns]).logprob_gap is None
 
 
 def test_an_update_is_one_clipped_adamw_step() -> None:

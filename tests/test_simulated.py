@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from divopd import METHODS
+from divopd.metrics import GAP_LIMIT
 from divopd.pipeline.begin import begin_run
 from small_runs import config, outcome, start
 
@@ -19,6 +21,26 @@ def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> 
         start(tmp_path / name, config(models, seed=seed)).run()
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
     assert outcome(tmp_path / "a")[0] != outcome(tmp_path / "c")[0]
+
+
+def test_an_explorer_with_other_weights_is_noticed(models: Path, tmp_path: Path) -> None:
+    """The learner finds the explorer's log probabilities again, to rounding; a warning if its weights are others."""
+    run = start(tmp_path / "run", config(models))
+    run.advance()
+    fresh = run.store.figures("update")[0]["learner"]["logprob_gap"]
+    assert fresh["version"] == 0 < fresh["tokens"]
+    assert fresh["mean"] <= fresh["largest"] < 1e-5
+    assert run.store.events() == []
+    while not run.store.events() and run.version < 6:
+        with torch.no_grad():
+            for parameter in run.actor.model.parameters():
+                parameter.mul_(2.0)
+        run.advance()
+    [(kind, event), *_] = run.store.events()
+    gap = run.store.figures("update")[event["update"]]["learner"]["logprob_gap"]
+    assert kind == "logprob_gap"
+    assert gap["mean"] > GAP_LIMIT
+    assert f"differ from those at generation by {gap['mean']:.3g} nats" in event["warning"]
 
 
 @pytest.mark.parametrize(

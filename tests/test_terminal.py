@@ -49,7 +49,7 @@ def test_elsewhere_every_event_is_one_line(run: Path) -> None:
     ]
     assert any(line.startswith("  queue: ") for line in lines)
     assert "update 6/6; " in lines[-1]
-    for word in ("effective rollouts", "dead rows", "stale", "aged out", "queued", "load", "left"):
+    for word in ("effective rollouts", "dead rows", "stale", "aged out", "queued", "log probs 2.0e-06", "load", "left"):
         assert word in lines[-1]
 
 
@@ -65,6 +65,7 @@ def test_a_terminal_sees_everything_at_once(run: Path) -> None:
         "█",
         "effective rollouts",
         "expired so far",
+        "2.0e-06 nats from those at generation",
         "forward",
         "6/6",
         "left",
@@ -107,6 +108,19 @@ def test_time_left_of_a_live_run_is_by_its_own_clock(tmp_path: Path) -> None:
             view.report("update", {"update": update, **figures})
     assert "update 3/4, 10 s left" in out.getvalue()
     assert "wait, compose, publish 9.2" in out.getvalue()
+
+
+def test_log_probabilities_that_come_apart_are_told_once(run: Path) -> None:
+    """Learner and generation differ beyond the limit: one line when it begins, not one at every update."""
+    out = StringIO()
+    console = Console(file=out, width=100, markup=False, highlight=False, _environ={})
+    with Store.open_read_only(run) as store, TerminalView(CONFIG, console=console) as view:
+        for update, figures in store.figures("update").items():
+            gap = {"version": update - 1, "tokens": 9, "mean": 0.85 if update in (2, 3, 5) else 0.09, "largest": 3.0}
+            view.report("update", {"update": update, **figures, "learner": {**figures["learner"], "logprob_gap": gap}})
+    told = [line for line in out.getvalue().splitlines() if "differ from those at generation" in line]
+    assert [line.partition(":")[0] for line in told] == ["update 2", "update 5"]
+    assert "by 0.85 nats on average (rows 1 updates old); expected at most 0.1" in told[0]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from divopd.errors import DivopdError, InputError
+from divopd.metrics import LogprobGap
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.objective import opd_loss, token_weights
 from divopd.optimization import Optimization
@@ -39,6 +40,7 @@ class UpdateFigures:
     loss: float
     kl_per_token: float  # student minus teacher at the learner's own weights
     gradient_norm: float  # before clipping
+    logprob_gap: LogprobGap | None  # None if there is no valid token
     seconds: dict[str, float]  # pack, forward, backward, step
 
 
@@ -87,7 +89,7 @@ class Learner:
             for sequence in sequences:  # here, on every rank: an error on one alone would leave the others waiting
                 self.policy.refuse_foreign_ids(sequence.ids)
         token_weight = token_weights(valid, [1.0] * len(turns) if weights is None else weights)
-        loss, kl = self._accumulate(self._share(sequences), targets, token_weight, clock)
+        loss, kl, gap = self._accumulate(self._share(sequences), targets, token_weight, clock)
         return UpdateFigures(
             rows=len(turns),
             dead_rows=valid.count(0),
@@ -97,6 +99,7 @@ class Learner:
             loss=loss,
             kl_per_token=kl / max(sum(valid), 1),
             gradient_norm=self._norm(),
+            logprob_gap=gap,
             seconds=clock.seconds,
         )
 
@@ -120,16 +123,21 @@ class Learner:
         targets: Sequence["Target"],
         token_weight: Sequence[float],
         clock: "Clock",
-    ) -> tuple[float, float]:
-        """Leave the gradient in the parameters; the loss, and the summed student-minus-teacher log probability."""
+    ) -> tuple[float, float, LogprobGap | None]:
+        """Leave the gradient in the parameters; the loss, the summed student-minus-teacher log probability, the gap."""
         device = self.policy.device
-        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        largest = torch.zeros((), dtype=torch.float64, device=device)
+        newest = max((target.version for target in targets if len(target.row.scored)), default=0)
         self.optimizer.zero_grad()
         self.policy.scorer.train()
         for batch, factor in batches:
             spans = [span for sequence in batch for span in sequence.spans]
-            teacher = torch.from_numpy(np.concatenate([targets[span.row].teacher for span in spans])).to(device)
-            weight = np.repeat([token_weight[span.row] for span in spans], [len(span.scored) for span in spans])
+            sizes, rows = [len(span.scored) for span in spans], [targets[span.row] for span in spans]
+            teacher = torch.from_numpy(np.concatenate([row.teacher for row in rows])).to(device)
+            sampled = torch.from_numpy(np.concatenate([row.student for row in rows])).to(device)
+            fresh = torch.from_numpy(np.repeat([row.version == newest for row in rows], sizes)).to(device)
+            weight = np.repeat([token_weight[span.row] for span in spans], sizes)
             with clock.stage("forward"), self._autocast():
                 logprobs = self.policy.logprobs(batch)
                 teacher, weight = teacher.to(logprobs.dtype), torch.from_numpy(weight).to(logprobs)
@@ -137,12 +145,17 @@ class Learner:
             with clock.stage("backward"):
                 (factor * loss).backward()
             if factor:
-                sums += torch.stack([loss.detach(), (logprobs.detach() - teacher).sum()])
+                gaps = (logprobs.detach() - sampled).abs() * fresh
+                sums += torch.stack([loss.detach(), (logprobs.detach() - teacher).sum(), gaps.sum()])
+                largest = torch.maximum(largest, gaps.max())
         self.policy.scorer.eval()
         if self.ranks > 1:
             dist.all_reduce(sums)
-        loss_sum, kl_sum = sums.tolist()
-        return loss_sum, kl_sum
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        loss_sum, kl_sum, gap_sum = sums.tolist()
+        tokens = sum(len(target.row.scored) for target in targets if target.version == newest)
+        gap = LogprobGap(newest, tokens, gap_sum / tokens, largest.item()) if tokens else None
+        return loss_sum, kl_sum, gap
 
     def _norm(self) -> float:
         for parameter in self.parameters:
@@ -159,18 +172,20 @@ class Learner:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A turn as the loss sees it: its row, and the teacher's log probabilities at the scored positions."""
+    """A turn as the loss sees it: its row, and the log probabilities that it came with at the scored positions."""
 
     row: Row
+    version: int
+    student: np.ndarray
     teacher: np.ndarray
 
 
 def _target(turn: Turn) -> Target:
     if why_invalid(turn) is not None:
-        return Target(make_row((), ()), np.empty(0))
+        return Target(make_row((), ()), turn.version, np.empty(0), np.empty(0))
     row = make_row(turn.prompt_ids, turn.response_ids, valid_mask(turn))
-    teacher = np.asarray(turn.teacher_logprobs, dtype=np.float64)
-    return Target(row, teacher[row.scored - len(turn.prompt_ids)])
+    both = np.asarray([turn.student_logprobs, turn.teacher_logprobs], dtype=np.float64)
+    return Target(row, turn.version, *both[:, row.scored - len(turn.prompt_ids)])
 
 
 def shard(policy: TransformersPolicy) -> None:

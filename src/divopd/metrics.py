@@ -79,6 +79,34 @@ def mean_of_last(values: Sequence[float], share: float = 0.4) -> float:
     return fmean(values[-max(1, round(share * len(values))) :])
 
 
+@dataclass(frozen=True)
+class LogprobGap:
+    """How far the learner's log probabilities are from those at generation, in nats, on a batch's newest rows.
+
+    On rows of the learner's own version this is the rounding between two engines, or a fault in one of them. On older
+    rows the updates since then are in it, too.
+    """
+
+    version: int  # of those rows
+    tokens: int
+    mean: float  # of the absolute differences
+    largest: float
+
+
+GAP_LIMIT = 0.1  # nats, mean; two updates of the default setting change a log probability by 0.02, half precision less
+
+
+def gap_warning(gap: LogprobGap | None, *, update: int) -> str | None:
+    """What to tell when the learner and the engine that generated a batch's rows no longer agree on them."""
+    if gap is None or gap.mean <= GAP_LIMIT:
+        return None
+    return (
+        f"update {update}: the learner's log probabilities differ from those at generation by {gap.mean:.3g} nats on "
+        f"average (rows {update - gap.version} updates old); expected at most {GAP_LIMIT}: check that the explorers "
+        "load their weights whole, or lower learner.lr"
+    )
+
+
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -7,8 +7,8 @@ from shutil import rmtree
 from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
 from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.journal import JournaledBatch
-from divopd.learner import Learner
-from divopd.metrics import batch_figures
+from divopd.learner import Learner, UpdateFigures
+from divopd.metrics import batch_figures, gap_warning
 from divopd.pipeline.models import load_student
 from divopd.pipeline.role import Role, Stopped, is_evaluated
 
@@ -69,7 +69,7 @@ class LiveLearner:
         self.computed_tokens += figures.computed_tokens
         if self.version % self.config.explorer.sync_interval == 0 or is_evaluated(self.config, self.version):
             self._publish()
-        self._record(batch, asdict(figures))
+        self._record(batch, figures)
         if self.version % self.config.learner.checkpoint_every == 0:
             self._checkpoint()
         self.role.check()
@@ -81,12 +81,12 @@ class LiveLearner:
             if not is_evaluated(self.config, int(folder.name)):
                 rmtree(folder)
 
-    def _record(self, batch: JournaledBatch, learner: dict[str, object]) -> None:
+    def _record(self, batch: JournaledBatch, learner: UpdateFigures) -> None:
         entry = batch.entry
         spent, decided = self.store.spent(), self.store.decided(entry.update)
         figures = {
             **asdict(batch_figures(batch.candidates, update=entry.update)),
-            "learner": learner,
+            "learner": asdict(learner),
             "spent": {
                 "generated_tokens": spent.generated_tokens,
                 "scored_tokens": spent.scored_tokens,
@@ -105,6 +105,8 @@ class LiveLearner:
             "aged_out": len(entry.aged_out),
             "invalid": len(entry.invalid),
         }
+        if warning := gap_warning(learner.logprob_gap, update=entry.update):
+            self.store.record_event("logprob_gap", {"update": entry.update, "warning": warning})
         self.store.record_figures("update", entry.update, figures)
 
     def _checkpoint(self) -> None:

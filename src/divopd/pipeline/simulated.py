@@ -21,8 +21,8 @@ from divopd.config import Config
 from divopd.curricula import Probe, is_probe
 from divopd.explorer import Played, rows_of
 from divopd.journal import JournaledBatch
-from divopd.learner import Learner
-from divopd.metrics import batch_figures
+from divopd.learner import Learner, UpdateFigures
+from divopd.metrics import batch_figures, gap_warning
 from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of
 from divopd.pipeline.models import load_models, load_student
@@ -102,7 +102,7 @@ class SimulatedRun:
         self.spent.computed_tokens += figures.computed_tokens
         if self.version % self.config.explorer.sync_interval == 0:
             self._sync()
-        self._record(batch, asdict(figures), waited_s=composed_at - waited_from)
+        self._record(batch, figures, waited_s=composed_at - waited_from)
         if self.version % self.config.evaluation.every == 0 or self.version == self.config.learner.updates:
             self._evaluate()
         due = self.version % self.config.learner.checkpoint_every == 0 and self.acting_version == self.version
@@ -227,12 +227,12 @@ class SimulatedRun:
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _record(self, batch: JournaledBatch, learner: dict[str, Any], *, waited_s: float) -> None:
+    def _record(self, batch: JournaledBatch, learner: UpdateFigures, *, waited_s: float) -> None:
         update = batch.entry.update
         decided = self.store.decided(update)
         figures = {
             **asdict(batch_figures(batch.candidates, update=update)),
-            "learner": learner,
+            "learner": asdict(learner),
             "spent": asdict(self.spent),
             "virtual_s": self.time,
             "waited_s": waited_s,
@@ -246,6 +246,8 @@ class SimulatedRun:
             "invalid": len(batch.entry.invalid),
         }
         self.store.record_figures("update", update, figures)
+        if warning := gap_warning(learner.logprob_gap, update=update):
+            self.store.record_event("logprob_gap", {"update": update, "warning": warning})
         self.report("update", {"update": update, **figures})
 
     def _evaluate(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from divopd.metrics import final_five, mean_of_last, peak
+from divopd.metrics import LogprobGap, final_five, gap_warning, mean_of_last, peak
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
 from divopd.report.printable import printable
 from divopd.report.run_tables import new_table, plain_console, quantity
@@ -75,6 +75,8 @@ class TerminalView:
         now, before = monotonic(), self._last_report
         if "wall_s" in figures:
             now, before = figures["wall_s"], self._moments[-1] if self._moments else 0.0
+        if (warning := _gap_warning(figures)) and not (self._updates and _gap_warning(self._updates[-1])):
+            self.console.print(warning, soft_wrap=True)  # when it begins, not at every update from then on
         self._updates.append(dict(figures))
         self._moments.append(now)
         self._expired += figures["stale"] + figures["aged_out"]
@@ -126,6 +128,7 @@ class TerminalView:
             f"update {self._done}/{self.config.learner.updates}",
             _composition(self._updates[-1]),
             _exits(self._updates[-1]),
+            f"log probs {_gap(self._updates[-1])}",
             *([f"load {pressure.load:.1f}×"] if pressure else []),
             self._time_left,
         ]
@@ -156,6 +159,7 @@ class TerminalView:
             grid.add_row("queue", self._gauge())
             grid.add_row("batch", Text(_composition(last)))
             grid.add_row("turns", Text(f"{_exits(last)}; {self._expired} expired so far"))
+            grid.add_row("log probs", Text(_gap(last)))
             grid.add_row("seconds", Text(self._seconds()))
         total = self.config.learner.updates
         progress = Table.grid(padding=(0, 2))
@@ -218,6 +222,19 @@ def _exits(figures: Mapping[str, Any]) -> str:
         f"{figures['rows']} trained, {figures['stale']} stale, {figures['aged_out']} aged out, "
         f"{figures['invalid']} invalid, {figures['queued']} queued"
     )
+
+
+def _gap(figures: Mapping[str, Any]) -> str:
+    gap = figures["learner"].get("logprob_gap")
+    if gap is None:
+        return "not compared"
+    age = figures["update"] - gap["version"]
+    return f"{gap['mean']:.1e} nats from those at generation {age} updates ago, {gap['largest']:.1e} at most"
+
+
+def _gap_warning(figures: Mapping[str, Any]) -> str | None:
+    gap = figures["learner"].get("logprob_gap")
+    return gap_warning(LogprobGap(**gap), update=figures["update"]) if gap else None
 
 
 def _kinds(figures: Mapping[str, Any]) -> str:
