@@ -29,6 +29,7 @@ __all__ = [
     "load_checkpoint",
     "load_weights",
     "publish_weights",
+    "read_weights",
     "save_checkpoint",
     "verify",
 ]
@@ -114,6 +115,22 @@ def load_weights(path: Path | str, model: "nn.Module") -> str:
     return manifest["files"][WEIGHTS]["sha256"]
 
 
+def read_weights(path: Path | str, *, shapes: Mapping[str, list[int]]) -> dict[str, "Tensor"]:
+    """The weights of a published version or of a checkpoint, for an engine that fills its model itself.
+
+    Damaged weights, or those of a model whose tensors have other names or shapes, raise a CheckpointError.
+    """
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    verify(path)
+    tensors = load_file(path / WEIGHTS)
+    _check_alike(
+        path, WEIGHTS, {n: str(list(t.shape)) for n, t in tensors.items()}, {n: str(s) for n, s in shapes.items()}
+    )
+    return tensors
+
+
 def latest_checkpoint(folder: Path | str) -> Path | None:
     """The newest checkpoint (or published version) in a folder, or None. Loading it verifies it."""
     return max(numbered_folders(Path(folder)), key=lambda path: int(path.name), default=None)
@@ -170,14 +187,19 @@ def _read_tensors(path: Path, name: str, *, like: Mapping[str, "Tensor"]) -> dic
     from safetensors.torch import load_file
 
     tensors = load_file(path / name)
-    for key in sorted(tensors.keys() ^ like.keys()):
-        known = "is in the file, not in the model" if key in tensors else "is in the model, not in the file"
-        raise CheckpointError(f"{path}: {name}: tensor {key!r} {known}; load it into the model it was saved from")
-    for key, tensor in tensors.items():
-        got, expected = (f"{t.dtype} {list(t.shape)}" for t in (tensor, like[key]))
-        if got != expected:
-            raise CheckpointError(f"{path}: {name}: tensor {key!r} is {got}, the model expects {expected}")
+    got, expected = ({key: f"{t.dtype} {list(t.shape)}" for key, t in each.items()} for each in (tensors, like))
+    _check_alike(path, name, got, expected)
     return tensors
+
+
+def _check_alike(path: Path, name: str, got: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Both say by name what each tensor is like."""
+    for key in sorted(got.keys() ^ expected.keys()):
+        known = "is in the file, not in the model" if key in got else "is in the model, not in the file"
+        raise CheckpointError(f"{path}: {name}: tensor {key!r} {known}; load it into the model it was saved from")
+    for key in got:
+        if got[key] != expected[key]:
+            raise CheckpointError(f"{path}: {name}: tensor {key!r} is {got[key]}, the model expects {expected[key]}")
 
 
 def _read_json(file: Path) -> Any:

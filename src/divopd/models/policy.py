@@ -1,10 +1,14 @@
 """What a policy can do: respond to prompts and score tokens. Students and teachers are policies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
+
+from divopd.errors import AlignmentError
+from divopd.packing import make_row, merge_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,3 +37,29 @@ class Policy(Protocol):
     ) -> list[list[np.ndarray]]:
         """Log probabilities of the tokens start … end - 1 of each span of each sequence, each sequence read once."""
         ...
+
+
+def score_merged(
+    sequences: Sequence[Sequence[int]],
+    spans: Sequence[Sequence[tuple[int, int]]],
+    read: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
+) -> list[list[np.ndarray]]:
+    """`Policy.score` by a way to read whole sequences; those that continue one another are read once."""
+    wanted = [(ids, span) for ids, each in zip(sequences, spans, strict=True) for span in each]
+    merged = merge_rows([make_row(ids[:start], ids[start:end]) for ids, (start, end) in wanted])
+    scores = [np.empty(0)] * len(wanted)
+    for sequence, values in zip(merged, read([sequence.ids for sequence in merged]), strict=True):
+        for span in sequence.spans:
+            scores[span.row] = values[span.scored]
+    left = iter(scores)
+    return [list(islice(left, len(each))) for each in spans]
+
+
+def refuse_foreign_ids(ids: np.ndarray, vocabulary: int) -> None:
+    """Raise an AlignmentError at the first id that is not in the vocabulary."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary):
+        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        raise AlignmentError(
+            f"token id {wrong} is outside the model's vocabulary of {vocabulary}; check that the turns were made with "
+            "this model's tokenizer"
+        )

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from divopd.checkpoints import load_weights
 from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
-from divopd.models.policy import Response
+from divopd.models.policy import Response, refuse_foreign_ids
 from divopd.optimization import Lora
 from divopd.packing import Row, Sequence, Span, merge_rows, micro_batches
 
@@ -98,6 +99,10 @@ class TransformersPolicy:
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(path)
 
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights of a published version; see checkpoints.load_weights."""
+        load_weights(folder, self.model)
+
     def checkpoint_activations(self) -> None:
         """Trade time for memory: layers compute their activations again in the backward pass."""
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -149,13 +154,7 @@ class TransformersPolicy:
 
     def refuse_foreign_ids(self, ids: np.ndarray) -> None:
         """Raise an AlignmentError at the first id that is not in the vocabulary."""
-        size = self.model.config.vocab_size
-        if len(ids) and not (ids.min() >= 0 and ids.max() < size):
-            wrong = ids[(ids < 0) | (ids >= size)][0]
-            raise AlignmentError(
-                f"token id {wrong} is outside the model's vocabulary of {size}; check that the turns were made with "
-                "this model's tokenizer"
-            )
+        refuse_foreign_ids(ids, self.model.config.vocab_size)
 
 
 def _row(ids: Items[int], span: tuple[int, int]) -> Row:

@@ -10,6 +10,7 @@ from divopd.errors import AlignmentError, InputError
 from divopd.models.model_files import load_tokenizer
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.vllm_policy import VllmPolicy
 from divopd.prompts import Codec
 from divopd.teacher import ROUGH_TOLERANCE, TOLERANCE, Teachers, check_alignment, check_lengths, check_vocabularies
 
@@ -35,8 +36,23 @@ def model_folder(model: str) -> Path:
 
 
 def load_student(config: Config) -> TransformersPolicy:
+    """The student as a learner trains it."""
     part = config.student
     return TransformersPolicy.load(model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora)
+
+
+def load_actor(config: Config) -> TransformersPolicy | VllmPolicy:
+    """The student as it acts, in the engine that the config names; in vLLM with the learner's precision."""
+    if config.student.engine == "transformers":
+        return load_student(config)
+    return _in_vllm(config, config.student.model, dtype=config.learner.compute)
+
+
+def _in_vllm(config: Config, model: str, *, dtype: str) -> VllmPolicy:
+    """With memory for the longest prompts and responses of all rollouts in flight."""
+    context = config.prompts.max_prompt_tokens + config.explorer.max_response_tokens
+    in_flight = config.explorer.rollouts_in_flight
+    return VllmPolicy(model_folder(model), dtype=dtype, context=context, sequences=in_flight)
 
 
 def load_teachers(config: Config) -> Teachers:
@@ -44,9 +60,11 @@ def load_teachers(config: Config) -> Teachers:
     part = config.teacher
 
     @cache
-    def load(model: str) -> OpenAIPolicy | TransformersPolicy:
+    def load(model: str) -> OpenAIPolicy | TransformersPolicy | VllmPolicy:
         if is_server(model):
             return OpenAIPolicy(model, model=None, timeout_s=part.timeout_s)
+        if part.engine == "vllm":
+            return _in_vllm(config, model, dtype=part.dtype)
         return TransformersPolicy.load(model_folder(model), dtype=part.dtype, device=part.device)
 
     default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
@@ -61,6 +79,12 @@ def is_server(model: str) -> bool:
 def load_models(config: Config) -> Models:
     """Load all and run the preflight; an AlignmentError says what does not fit."""
     student, teachers = load_student(config), load_teachers(config)
+    check_models(config, student, teachers)
+    return Models(student, teachers, Codec(student.tokenizer))
+
+
+def check_models(config: Config, student: TransformersPolicy | VllmPolicy, teachers: Teachers) -> None:
+    """The preflight: every teacher reads the student's tokens as the student does."""
     codec = Codec(student.tokenizer)
     named: dict[str, Any] = {"student": student, "teacher": teachers.default}
     named |= {f"teacher of {pattern}": teacher for pattern, teacher in teachers.by_task.items()}
@@ -76,10 +100,9 @@ def load_models(config: Config) -> Models:
             max_response_tokens=config.explorer.max_response_tokens,
         )
         dtype = config.student.dtype if role == "student" else config.teacher.dtype
-        tolerance = TOLERANCE if dtype in EXACT and not isinstance(policy, OpenAIPolicy) else ROUGH_TOLERANCE
+        tolerance = TOLERANCE if dtype in EXACT and isinstance(policy, TransformersPolicy) else ROUGH_TOLERANCE
         prompt = [*codec.open_user_first, *codec.open_response]
         check_alignment(policy, role=role, prompt=prompt, max_tokens=8, tolerance=tolerance)
-    return Models(student, teachers, codec)
 
 
 def _check_server_vocabulary(policy: OpenAIPolicy, student: Any, part: TeacherPart, *, role: str) -> None:

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from divopd.checkpoints import load_weights
 from divopd.curricula import Probe, is_probe
 from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
 from divopd.explorer import Start, rows_of
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.vllm_policy import VllmPolicy
 from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of
 from divopd.pipeline.live import REFUSED
 from divopd.pipeline.live_learner import LiveLearner
-from divopd.pipeline.models import load_models, load_student, load_teachers
+from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.pipeline.role import POLL_S, Interruptible, Role, Stopped, is_evaluated
 from divopd.prompts import Codec
 from divopd.store import Store
@@ -40,7 +40,7 @@ def explore(role: Role) -> None:
     A rollout keeps the weights that it began with. So when newer ones are there, no rollout is begun until those in
     flight have ended; as long as there are none, the next one begins wherever one has ended.
     """
-    student, teachers = load_student(role.config), None
+    student, teachers = load_actor(role.config), None
     if role.config.method == "divopd-r":
         teachers = load_teachers(role.config).waited_for(lambda error: role.check())
     exploration = Exploration(role.config, Codec(student.tokenizer))
@@ -78,7 +78,7 @@ def _has_room(role: Role) -> bool:
     return bound is None or role.store.backlog() < bound
 
 
-def _follow(role: Role, student: TransformersPolicy, version: int) -> int:
+def _follow(role: Role, student: TransformersPolicy | VllmPolicy, version: int) -> int:
     """Load the newest weights if they are newer; waits for the first ones."""
     while True:
         newest = role.newest_version()
@@ -86,7 +86,7 @@ def _follow(role: Role, student: TransformersPolicy, version: int) -> int:
             return version
         try:
             if newest is not None:
-                load_weights(numbered_path(role.weights, newest), student.model)
+                student.load_weights(numbered_path(role.weights, newest))
                 return newest
         except CheckpointError:  # replaced by a newer version while it was read
             pass
@@ -127,7 +127,7 @@ def _queue(role: Role, scored: list[Rollout]) -> None:
 def evaluate(role: Role) -> None:
     """Evaluate every version that is due, as soon as it is published; ends after the last one."""
     os.nice(5)  # where cores are few, learner and explorers come first
-    student = load_student(role.config)
+    student = load_actor(role.config)
     evaluator = Evaluator(role.config, Codec(student.tokenizer))
     last = role.config.learner.updates
     while True:
@@ -138,7 +138,7 @@ def evaluate(role: Role) -> None:
                 return
             role.wait()
             continue
-        load_weights(numbered_path(role.weights, due[0]), student.model)
+        student.load_weights(numbered_path(role.weights, due[0]))
         figures = evaluator.evaluate(Interruptible(student, role))
         role.store.record_figures("evaluation", due[0], figures | _costs_at(role.store, due[0]))
 
@@ -154,7 +154,7 @@ def _costs_at(store: Store, version: int) -> dict[str, object]:
 
 
 ROLES: dict[str, Callable[[Role], object]] = {
-    "preflight": lambda role: load_models(role.config),
+    "preflight": lambda role: check_models(role.config, load_actor(role.config), load_teachers(role.config)),
     "explorer": explore,
     "teacher": teach,
     "evaluator": evaluate,

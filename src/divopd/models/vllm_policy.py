@@ -1,0 +1,140 @@
+"""vLLM as the engine of students and teachers: many sequences at once, shared prefixes read once.
+
+The engine lives in this process, so that it ends with it. Only token ids go in and only log probabilities of the plain
+distribution come out, whatever the sampling temperature is.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from divopd.checkpoints import read_weights
+from divopd.errors import InputError, MissingExtraError
+from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
+from divopd.models.policy import Response, refuse_foreign_ids, score_merged
+
+READ_AT_ONCE = 2048  # prompt tokens of one pass: the logits of a scored prompt are in memory for all of them
+HEAD = "lm_head.weight"
+WIDTH_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SURROUNDINGS = {  # of vLLM; what the user has set counts
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # an engine of its own process would outlive a role that is killed
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several roles would be bound to the same core
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class VllmPolicy:
+    """A model of a local folder in vLLM, with its tokenizer."""
+
+    def __init__(self, folder: Path, *, dtype: str, context: int, sequences: int) -> None:
+        """Memory for keys and values is that of `sequences` sequences of `context` tokens."""
+        if find_spec("vllm") is None:
+            raise MissingExtraError("vllm", "vllm")
+        if dtype not in WIDTH_BYTES:
+            raise InputError(f"dtype {dtype!r} is none of vLLM's; expected one of {', '.join(WIDTH_BYTES)}")
+        facts = read_model_facts(folder)
+        self.tokenizer = load_tokenizer(folder)
+        longest = facts.context_length or context + 1
+        self.context_length = longest - 1  # scoring always generates one token more
+        self._engine = _start(
+            folder,
+            dtype=dtype,
+            max_model_len=min(context + 1, longest),
+            kv_cache_memory_bytes=facts.cache_bytes((sequences + 1) * (context + 1), width_bytes=WIDTH_BYTES[dtype]),
+        )
+        self._vocabulary, self._shapes = facts.vocabulary, tensor_shapes(folder)
+        if self._tied:  # some folders have it all the same
+            self._shapes.pop(HEAD, None)
+
+    @property
+    def _tied(self) -> bool:
+        """Whether the head shares the embedding's weights."""
+        return bool(self._engine.llm_engine.model_config.hf_config.tie_word_embeddings)
+
+    def respond(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+    ) -> list[Response]:
+        """One response per prompt, sampled with its own seed; temperature 0 takes the likeliest token."""
+        wishes = [{"temperature": temperature, "max_tokens": max_tokens, "seed": int(s), "logprobs": 0} for s in seeds]
+        made = [output.outputs[0] for output in self._generate(prompts, wishes)]
+        return [Response(list(one.token_ids), _values(one.token_ids, one.logprobs)) for one in made]
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[list[np.ndarray]]:
+        """Log probabilities of the tokens start … end - 1 of each span; sequences that continue one another go once."""
+        return score_merged(sequences, spans, self._prompt_logprobs)
+
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights of a published version, and forget all that was read with others.
+
+        Damaged weights, or those of another model, raise a CheckpointError; then the model is as it was.
+        """
+        weights = read_weights(folder, shapes=self._shapes)
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
+        if self._tied:
+            self._engine.apply_model(_process_head)
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM keeps what it read with older weights; expected no request under way")
+
+    def _prompt_logprobs(self, prompts: list[np.ndarray]) -> list[np.ndarray]:
+        """The log probability of every token but the first, which has none."""
+        wish = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0}
+        outputs = self._generate(prompts, [wish] * len(prompts))
+        return [
+            np.concatenate([[np.nan], _values(ids[1:], output.prompt_logprobs[1:])])
+            for ids, output in zip(prompts, outputs, strict=True)
+        ]
+
+    def _generate(self, prompts: Sequence[Sequence[int] | np.ndarray], wishes: Sequence[dict[str, Any]]) -> list[Any]:
+        from vllm import SamplingParams
+
+        arrays = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+        for ids in arrays:
+            refuse_foreign_ids(ids, self._vocabulary)
+        return self._engine.generate(
+            [{"prompt_token_ids": ids.tolist()} for ids in arrays],
+            [SamplingParams(**wish, detokenize=False) for wish in wishes],
+            use_tqdm=False,
+        )
+
+
+def _start(folder: Path, **settings: Any) -> Any:
+    import torch
+
+    for name, value in {**SURROUNDINGS, "OMP_NUM_THREADS": str(torch.get_num_threads())}.items():
+        os.environ.setdefault(name, value)
+    from vllm import LLM
+
+    try:
+        return LLM(
+            str(folder),
+            load_format="safetensors",
+            trust_remote_code=False,
+            enable_prefix_caching=True,
+            logprobs_mode="raw_logprobs",  # before the temperature
+            max_num_batched_tokens=READ_AT_ONCE,
+            enforce_eager=not torch.cuda.is_available(),  # on a CPU compiling takes longer than it saves
+            **settings,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"{folder}: vLLM cannot serve it ({str(error).splitlines()[0]})") from None
+
+
+def _process_head(model: Any) -> None:
+    """Prepare the head's weights as vLLM does after loading.
+
+    It leaves a tied head out, because no file has it: on a CPU that goes on with its packed copy of the old weights.
+    """
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+def _values(ids: Sequence[int] | np.ndarray, records: Sequence[Any]) -> np.ndarray:
+    """What vLLM says of these tokens, each the only one in its record or one of a few."""
+    return np.asarray([record[int(token)].logprob for token, record in zip(ids, records, strict=True)])
