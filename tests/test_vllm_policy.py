@@ -1,0 +1,247 @@
+"""Student and teacher on a real vLLM: log probabilities that the learner finds again, weights replaced in place."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from divopd.audits.ledger import audit_ledger
+from divopd.checkpoints import publish_weights
+from divopd.config import Config, load_config
+from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
+from divopd.explorer import rows_of
+from divopd.learner import Learner
+from divopd.models.openai_policy import OpenAIPolicy
+from divopd.models.policy import Response
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.vllm_policy import VllmPolicy
+from divopd.pipeline.exploration import Exploration
+from divopd.pipeline.models import check_models, load_actor, load_teachers, model_folder
+from divopd.prompts import Codec
+from divopd.store import Store
+from divopd.teacher import Teachers, score_rollouts
+from divopd.turns import Rollout
+
+DEFAULT = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
+LIVE = ["clock=live", "student.engine=vllm", "teacher.engine=vllm"]
+TOLERANCE = 1e-4  # nats, in float32; what was seen is 1e-5
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(4, 300, 300)]
+
+
+def slow(test):  # type: ignore[no-untyped-def]
+    """Warnings of vLLM and of what it imports are not ours."""
+    missing = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make test-slow has it)")
+    return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(missing(test)))
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(DEFAULT, LIVE)
+
+
+@pytest.fixture(scope="module")
+def student(config: Config) -> VllmPolicy:
+    policy = load_actor(config)
+    assert isinstance(policy, VllmPolicy)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def teachers(config: Config) -> Teachers:
+    return load_teachers(config)
+
+
+@pytest.fixture
+def reference() -> TransformersPolicy:
+    """The student as the learner has it."""
+    return TransformersPolicy.load(model_folder("embedded:student"))
+
+
+def respond(policy: VllmPolicy | TransformersPolicy | OpenAIPolicy, temperature: float = 1.0) -> list[Response]:
+    return policy.respond([PROMPT[:200]] * 6, temperature=temperature, max_tokens=12, seeds=range(6))
+
+
+def recomputed(policy: VllmPolicy | TransformersPolicy | OpenAIPolicy, responses: list[Response]) -> np.ndarray:
+    rows = [[*PROMPT[:200], *response.ids] for response in responses]
+    return np.concatenate([each[0] for each in policy.score(rows, [[(200, len(row))] for row in rows])])
+
+
+def sampled(responses: list[Response]) -> np.ndarray:
+    return np.concatenate([response.logprobs for response in responses])
+
+
+def disturb(policy: TransformersPolicy) -> None:
+    """Change every weight a little, as some hundred updates do."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter += 0.05 * parameter.std() * torch.randn_like(parameter) if parameter.ndim > 1 else 0.02
+
+
+def test_without_the_package_the_error_names_the_extra() -> None:
+    if find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
+    with pytest.raises(MissingExtraError, match=r"vllm is not installed; .*divopd\[vllm\]"):
+        VllmPolicy(model_folder("embedded:student"), dtype="float32", context=64, sequences=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["student.engine=vllm"], r"student\.engine is vllm; expected transformers, .* set clock: live"),
+        ([*LIVE, "student.lora={rank: 4}"], r"expected transformers with adapters"),
+        ([*LIVE, "teacher.device=cuda:1"], r"teacher\.device is cuda:1; expected cuda"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_before_anything_starts(settings: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_config(DEFAULT, settings)
+
+
+@slow
+def test_real_rollouts_have_the_learners_log_probabilities(
+    config: Config, student: VllmPolicy, teachers: Teachers, reference: TransformersPolicy
+) -> None:
+    """Played and scored by vLLM; the student's and the teacher's models in torch find the same values again."""
+    check_models(config, student, teachers)
+    exploration = Exploration(config, Codec(student.tokenizer))
+    starts = [exploration.start(number, version=0, probes=()) for number in range(6)]
+    played = exploration.play_each(starts, version=0, student=student, teachers=None)
+    rows = [rows_of(one, name=f"r{one.start.number}", version=0) for one in played]
+    rollouts = [rollout for rollout in rows if isinstance(rollout, Rollout)]
+    assert len(rollouts) == 6
+    scored = score_rollouts(teachers.default, rollouts)
+    again = score_rollouts(TransformersPolicy.load(model_folder("embedded:teacher")), rollouts)
+    for ours, theirs in zip(scored, again, strict=True):
+        for one, other in zip(ours.turns, theirs.turns, strict=True):
+            np.testing.assert_allclose(one.teacher_logprobs or [], other.teacher_logprobs or [], atol=TOLERANCE)
+    figures = Learner(reference).update([turn for rollout in scored for turn in rollout.turns])
+    assert figures.logprob_gap is not None
+    assert figures.logprob_gap.tokens > 100
+    assert figures.logprob_gap.largest < TOLERANCE
+    assert figures.kl_per_token > 0.01  # and they are not those of the teacher
+
+
+@slow
+def test_weights_are_replaced_in_place_and_nothing_old_is_used(
+    student: VllmPolicy, reference: TransformersPolicy, tmp_path: Path
+) -> None:
+    """Each version says something else to the same prompts and seeds, with that version's own log probabilities.
+
+    The prompts are in the prefix cache when a new version comes; going back brings the first text back.
+    """
+    torch.manual_seed(0)
+    said = []
+    for version in (0, 1, 2):
+        if version:
+            disturb(reference)
+        publish_weights(tmp_path, version, reference.model)
+        student.load_weights(tmp_path / f"{version:06d}")
+        [first] = student._generate([PROMPT], [{"max_tokens": 1}])
+        [second] = student._generate([PROMPT], [{"max_tokens": 1}])
+        assert first.num_cached_tokens == 0 < second.num_cached_tokens
+        responses = respond(student)
+        said.append([response.ids for response in responses])
+        np.testing.assert_allclose(sampled(responses), recomputed(reference, responses), atol=TOLERANCE)
+        np.testing.assert_allclose(recomputed(student, responses), recomputed(reference, responses), atol=TOLERANCE)
+    assert said[0] != said[1] != said[2] != said[0]
+    student.load_weights(tmp_path / "000000")
+    assert [response.ids for response in respond(student)] == said[0]
+
+
+@slow
+def test_a_response_depends_on_its_prompt_and_seed(student: VllmPolicy, reference: TransformersPolicy) -> None:
+    """In any company; it ends with the stop token or at the limit; log probabilities are those of temperature 1."""
+    together = respond(student)
+    alone = student.respond([PROMPT[:200]], temperature=1.0, max_tokens=12, seeds=[4])
+    assert alone[0].ids == together[4].ids
+    assert len({tuple(response.ids) for response in together}) > 1
+    stop = student.tokenizer.eos_token_id
+    for response in together:
+        assert stop not in response.ids[:-1]
+        assert response.ids[-1] == stop or len(response.ids) == 12
+    for temperature in (0.0, 0.4):
+        responses = respond(student, temperature)
+        np.testing.assert_allclose(sampled(responses), recomputed(student, responses), atol=TOLERANCE)
+    greedy = [response.ids for response in respond(student, 0.0)]
+    assert greedy == [response.ids for response in respond(reference, 0.0)]
+
+
+@slow
+def test_wrong_weights_and_tokens_change_nothing(
+    student: VllmPolicy, reference: TransformersPolicy, tmp_path: Path
+) -> None:
+    """Damaged weights, those of another model, ids outside the vocabulary: an error each, and the policy as before."""
+    before = sampled(respond(student))
+    publish_weights(tmp_path, 1, reference.model)
+    file = tmp_path / "000001" / "weights.safetensors"
+    file.write_bytes(bytes([*file.read_bytes()[:-1], 0]))
+    publish_weights(tmp_path, 2, torch.nn.Linear(3, 3))
+    with pytest.raises(CheckpointError, match="sha256 is"):
+        student.load_weights(tmp_path / "000001")
+    with pytest.raises(CheckpointError, match=r"'bias' is in the file, not in the model"):
+        student.load_weights(tmp_path / "000002")
+    with pytest.raises(AlignmentError, match="outside the model's vocabulary"):
+        student.score([[5, 10**6]], [[(1, 2)]])
+    np.testing.assert_array_equal(sampled(respond(student)), before)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """`vllm serve` of the embedded teacher; its address, long before it can answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model", str(model_folder("embedded:teacher")), "--served-model-name", "teacher", "--enforce-eager"]
+    command += ["--dtype", "float32", "--max-model-len", "600"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    yield f"http://127.0.0.1:{port}/v1"
+    process.terminate()
+    process.wait(60)
+
+
+@slow
+def test_a_real_server_teaches_as_the_model_in_this_process(server: str, student: VllmPolicy) -> None:
+    """It is asked again until it has started; then its scores and its own responses are those of the torch model."""
+    tries = []
+    remote = OpenAIPolicy(server, model="teacher", timeout_s=60)
+    waiting = Teachers(remote).waited_for(tries.append).default
+    model = TransformersPolicy.load(model_folder("embedded:teacher"))
+    responses = respond(student)
+    rows = [[*PROMPT[:200], *response.ids] for response in responses]
+    spans = [[(200, len(row))] for row in rows]
+    theirs = np.concatenate([each[0] for each in waiting.score(rows, spans)])
+    assert tries
+    np.testing.assert_allclose(theirs, recomputed(model, responses), atol=TOLERANCE)
+    own = respond(remote)
+    np.testing.assert_allclose(sampled(own), recomputed(model, own), atol=TOLERANCE)
+    assert remote.context_length == 599
+
+
+@slow
+def test_a_live_run_trains_with_vllm(tmp_path: Path) -> None:
+    """Explorer, teacher and evaluator in vLLM: four updates, versions as exact as their log probabilities."""
+    sizes = ["learner.updates=4", "composer.batch_size=16", "evaluation.every=2", "evaluation.tasks=4"]
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "divopd", "train", str(DEFAULT), "--out", str(run)]
+    for setting in [*LIVE, *sizes, "learner.lr=1e-7"]:  # so that older rows may be compared as well
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with Store.open_read_only(run) as store:
+        audit_ledger(store)
+        assert store.account().adds_up
+        assert sorted(store.figures("evaluation")) == [0, 2, 4]
+        gaps = [figures["learner"]["logprob_gap"] for figures in store.figures("update").values()]
+    assert len(gaps) == 4
+    assert max(gap["largest"] for gap in gaps) < 10 * TOLERANCE
