@@ -21,7 +21,7 @@ from divopd.errors import AlignmentError, CheckpointError, InputError, MissingEx
 from divopd.explorer import rows_of
 from divopd.learner import Learner
 from divopd.models.openai_policy import OpenAIPolicy
-from divopd.models.policy import Response
+from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
 from divopd.pipeline.exploration import Exploration
@@ -35,6 +35,7 @@ DEFAULT = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
 LIVE = ["clock=live", "student.engine=vllm", "teacher.engine=vllm"]
 TOLERANCE = 1e-4  # nats, in float32; what was seen is 1e-5
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(4, 300, 300)]
+PROMPTS = [PROMPT[n : n + 250] for n in range(12)]  # more tokens than vLLM reads at once
 
 
 def slow(test):  # type: ignore[no-untyped-def]
@@ -66,13 +67,13 @@ def reference() -> TransformersPolicy:
     return TransformersPolicy.load(model_folder("embedded:student"))
 
 
-def respond(policy: VllmPolicy | TransformersPolicy | OpenAIPolicy, temperature: float = 1.0) -> list[Response]:
-    return policy.respond([PROMPT[:200]] * 6, temperature=temperature, max_tokens=12, seeds=range(6))
+def respond(policy: Policy, temperature: float = 1.0) -> list[Response]:
+    return policy.respond(PROMPTS, temperature=temperature, max_tokens=12, seeds=range(12))
 
 
-def recomputed(policy: VllmPolicy | TransformersPolicy | OpenAIPolicy, responses: list[Response]) -> np.ndarray:
-    rows = [[*PROMPT[:200], *response.ids] for response in responses]
-    return np.concatenate([each[0] for each in policy.score(rows, [[(200, len(row))] for row in rows])])
+def recomputed(policy: Policy, responses: list[Response]) -> np.ndarray:
+    rows = [[*prompt, *response.ids] for prompt, response in zip(PROMPTS, responses, strict=True)]
+    return np.concatenate([each[0] for each in policy.score(rows, [[(250, len(row))] for row in rows])])
 
 
 def sampled(responses: list[Response]) -> np.ndarray:
@@ -161,9 +162,8 @@ def test_weights_are_replaced_in_place_and_nothing_old_is_used(
 def test_a_response_depends_on_its_prompt_and_seed(student: VllmPolicy, reference: TransformersPolicy) -> None:
     """In any company; it ends with the stop token or at the limit; log probabilities are those of temperature 1."""
     together = respond(student)
-    alone = student.respond([PROMPT[:200]], temperature=1.0, max_tokens=12, seeds=[4])
-    assert alone[0].ids == together[4].ids
-    assert len({tuple(response.ids) for response in together}) > 1
+    alone = student.respond(PROMPTS[4:5] * 2, temperature=1.0, max_tokens=12, seeds=[4, 5])
+    assert alone[0].ids == together[4].ids != alone[1].ids
     stop = student.tokenizer.eos_token_id
     for response in together:
         assert stop not in response.ids[:-1]
@@ -218,9 +218,7 @@ def test_a_real_server_teaches_as_the_model_in_this_process(server: str, student
     waiting = Teachers(remote).waited_for(tries.append).default
     model = TransformersPolicy.load(model_folder("embedded:teacher"))
     responses = respond(student)
-    rows = [[*PROMPT[:200], *response.ids] for response in responses]
-    spans = [[(200, len(row))] for row in rows]
-    theirs = np.concatenate([each[0] for each in waiting.score(rows, spans)])
+    theirs = recomputed(waiting, responses)
     assert tries
     np.testing.assert_allclose(theirs, recomputed(model, responses), atol=TOLERANCE)
     own = respond(remote)

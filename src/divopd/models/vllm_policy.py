@@ -105,9 +105,10 @@ class VllmPolicy:
         )
 
 
-def _start(folder: Path, **settings: Any) -> Any:
+def _start(folder: Path, *, max_model_len: int, **settings: Any) -> Any:
     import torch
 
+    gpu = torch.cuda.is_available()
     for name, value in {**SURROUNDINGS, "OMP_NUM_THREADS": str(torch.get_num_threads())}.items():
         os.environ.setdefault(name, value)
     from vllm import LLM
@@ -119,8 +120,11 @@ def _start(folder: Path, **settings: Any) -> Any:
             trust_remote_code=False,
             enable_prefix_caching=True,
             logprobs_mode="raw_logprobs",  # before the temperature
-            max_num_batched_tokens=READ_AT_ONCE,
-            enforce_eager=not torch.cuda.is_available(),  # on a CPU compiling takes longer than it saves
+            max_model_len=max_model_len,
+            # a prompt that is read in pieces draws its seed's numbers too early, which vLLM cannot take back on a CPU
+            enable_chunked_prefill=gpu,
+            max_num_batched_tokens=READ_AT_ONCE if gpu else max(READ_AT_ONCE, max_model_len),
+            enforce_eager=not gpu,  # on a CPU compiling takes longer than it saves
             **settings,
         )
     except (ValueError, RuntimeError) as error:
