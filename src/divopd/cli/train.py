@@ -42,23 +42,19 @@ def run(args: argparse.Namespace) -> int:
         plan.refuse_problems()
         return 0
     from divopd.loggers import Loggers, require
-    from divopd.pipeline.begin import begin_run
+    from divopd.pipeline.begin import begin_run, make_run
     from divopd.report.terminal import TerminalView
 
     require(config.loggers)
     if not args.resume:
         begin_run(config, folder)
-    if config.clock == "simulated":
-        from divopd.pipeline.simulated import SimulatedRun as Run
-    else:
-        from divopd.pipeline.live import LiveRun as Run
     with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:
 
         def report(kind: str, figures: dict[str, Any]) -> None:
             view.report(kind, figures)
             loggers.report(kind, figures)
 
-        Run(config, folder, report=report).run()
+        make_run(config, folder, report=report).run()
     view.summary(folder)
     _write_report(folder)
     return 0

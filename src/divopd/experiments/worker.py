@@ -14,6 +14,7 @@ from typing import Any
 from divopd.audits.table import AUDITS
 from divopd.config import load_config
 from divopd.errors import DivopdError
+from divopd.pipeline.begin import make_run
 
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
@@ -29,11 +30,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
 
 def _train(folder: Path) -> None:
     config = load_config(folder / "config.yaml")
-    if config.clock == "simulated":
-        from divopd.pipeline.simulated import SimulatedRun as Run
-    else:
-        from divopd.pipeline.live import LiveRun as Run
-    Run(config, folder, report=lambda kind, figures: None).run()
+    make_run(config, folder, report=lambda kind, figures: None).run()
 
 
 def main() -> None:

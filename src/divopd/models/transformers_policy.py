@@ -5,7 +5,7 @@ runs in chunks, so memory grows neither with prompt length × vocabulary nor wit
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from divopd.checkpoints import load_weights
+from divopd.checkpoints import fill_weights
 from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
@@ -99,9 +99,9 @@ class TransformersPolicy:
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(path)
 
-    def load_weights(self, folder: Path) -> None:
-        """Take the weights of a published version; see checkpoints.load_weights."""
-        load_weights(folder, self.model)
+    def fill_weights(self, weights: Mapping[str, Tensor], *, source: str) -> None:
+        """Take the weights of a published version; see checkpoints.fill_weights."""
+        fill_weights(self.model, weights, source=source)
 
     def checkpoint_activations(self) -> None:
         """Trade time for memory: layers compute their activations again in the backward pass."""

@@ -5,17 +5,20 @@ distribution come out, whatever the sampling temperature is.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from divopd.checkpoints import read_weights
+from divopd.checkpoints import check_alike
 from divopd.errors import InputError, MissingExtraError
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
 from divopd.models.policy import Response, refuse_foreign_ids, score_merged
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 READ_AT_ONCE = 2048  # prompt tokens of one pass: the logits of a scored prompt are in memory for all of them
 HEAD = "lm_head.weight"
@@ -71,12 +74,13 @@ class VllmPolicy:
         """Log probabilities of the tokens start … end - 1 of each span; sequences that continue one another go once."""
         return score_merged(sequences, spans, self._prompt_logprobs)
 
-    def load_weights(self, folder: Path) -> None:
+    def fill_weights(self, weights: "Mapping[str, Tensor]", *, source: str) -> None:
         """Take the weights of a published version, and forget all that was read with others.
 
-        Damaged weights, or those of another model, raise a CheckpointError; then the model is as it was.
+        Those of another model raise a CheckpointError; then the model is as it was.
         """
-        weights = read_weights(folder, shapes=self._shapes)
+        got, expected = {n: list(t.shape) for n, t in weights.items()}, self._shapes
+        check_alike(*({n: str(shape) for n, shape in each.items()} for each in (got, expected)), source=source)
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
         if self._tied:
             self._engine.apply_model(_process_head)

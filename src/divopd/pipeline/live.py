@@ -1,13 +1,12 @@
-"""The live clock: explorer, teacher, learner and evaluator processes, restarted when they die (SPEC §7)."""
+"""The live clock: explorers, teacher, learner and evaluator at work at once, restarted when they die (SPEC §7)."""
 
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from divopd.config import Config
 from divopd.errors import DivopdError
@@ -15,30 +14,66 @@ from divopd.store import Store
 
 POLL_S = 0.2
 REFUSED = 2  # exit code of a role that would end the same if it were started again
-PATIENCE_S = 30.0  # for a role to stop after SIGTERM
+PATIENCE_S = 30.0  # for a role that was asked to stop
+RENDEZVOUS = "ranks"  # a file in the run's folder, by which the ranks of the learner find one another
 RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
 
 
+def kind_of(name: str) -> tuple[str, int]:
+    """The role of a name, and its number: explorer-2 is explorer 2, learner the learner's rank 0."""
+    kind, _, number = name.partition("-")
+    return kind, int(number or 0)
+
+
+class Worker(Protocol):
+    """A role at work: a process here, an actor on a cluster."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it is at work."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to stop at the next good moment."""
+        ...
+
+    def kill(self) -> None:
+        """End it now."""
+        ...
+
+
 class LiveRun:
-    """Starts the roles of a run, keeps them running, and ends when learner and evaluator are done."""
+    """Starts the roles of a run as processes, keeps them running, and ends when learner and evaluator are done."""
 
     def __init__(self, config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]) -> None:
         self.config, self.folder, self.report = config, folder, report
+        self.learners = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
         explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
-        self.names = ["learner", "teacher", "evaluator", *explorers]
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.names = [*self.learners, "teacher", "evaluator", *explorers]
+        self.workers: dict[str, Worker] = {}
         self.deaths: Counter[str] = Counter()  # since the last update or evaluation
         self._reported: set[tuple[str, int]] = set()
+
+    def start(self, name: str) -> Worker:
+        """Set a role to work; what it says goes to a log of its name."""
+        command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder), name]
+        with self.log(name).open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait(self) -> None:
+        """Let the roles work for a moment."""
+        time.sleep(POLL_S)
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
     def run(self) -> None:
         """Ctrl-C stops all roles cleanly; `divopd train --resume` goes on."""
         with Store.open_read_only(self.folder) as store:
             try:
                 self._preflight()
-                for name in self.names:
-                    self._start(name)
+                self._start(self.names)
                 while not self._over():
-                    time.sleep(POLL_S)
+                    self.wait()
                     self._tell(store)
             finally:
                 self._stop()
@@ -46,57 +81,67 @@ class LiveRun:
 
     def _preflight(self) -> None:
         """Check the models against each other before anything starts, in a process that gives its memory back."""
-        self._start("preflight")
-        while (code := self.processes["preflight"].poll()) is None:
-            time.sleep(POLL_S)
-        del self.processes["preflight"]
+        worker = self.workers["preflight"] = self.start("preflight")
+        while (code := worker.poll()) is None:
+            self.wait()
+        del self.workers["preflight"]
         if code:
             raise DivopdError(f"the preflight refuses the run; {self._last_words('preflight')}")
 
-    def _start(self, name: str) -> None:
-        log = (self.folder / f"{name}.log").open("ab")
-        command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder), name.partition("-")[0]]
-        with log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    def _start(self, names: list[str]) -> None:
+        if "learner" in names:
+            (self.folder / RENDEZVOUS).unlink(missing_ok=True)
+        for name in names:
+            self.workers[name] = self.start(name)
 
     def _over(self) -> bool:
         """Restart what died; True when the learner and the evaluator have ended well."""
-        ended = set()
-        for name, process in list(self.processes.items()):
-            code = process.poll()
-            if code == 0 and name in ("learner", "evaluator"):
-                ended.add(name)
-            elif "learner" in ended and name != "evaluator":
-                process.send_signal(signal.SIGTERM)  # nobody trains on what it makes: the evaluator has the machine
+        lasting = [*self.learners, "evaluator"]
+        ended = {name for name in lasting if self.workers[name].poll() == 0}
+        for name in self.names:
+            code = self.workers[name].poll()
+            if name in ended:
+                continue
+            if "learner" in ended and name not in lasting:
+                self.workers[name].terminate()  # nobody trains on what it makes: the evaluator has the machine
             elif code == REFUSED:
                 raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
             elif code is not None:
                 self._restart(name, code)
-        return ended == {"learner", "evaluator"}
+        return len(ended) == len(lasting)
 
     def _restart(self, name: str, code: int) -> None:
         self.deaths[name] += 1
         self.report("restart", {"role": name, "code": code})
         if self.deaths[name] > RESTARTS:
             raise DivopdError(f"the {name} died {self.deaths[name]} times, to no avail; {self._last_words(name)}")
-        self._start(name)
+        together = self.learners if name in self.learners else [name]  # ranks that wait for one another
+        self._kill(together)
+        self._start(together)
 
     def _last_words(self, name: str) -> str:
-        log = self.folder / f"{name}.log"
+        log = self.log(name)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"its last words: {lines[-1]} (the rest is in {log})" if lines else f"{log} is empty"
 
     def _stop(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        for worker in self.workers.values():
+            worker.terminate()
         deadline = time.monotonic() + PATIENCE_S
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()  # nothing is lost: the store has all that was acknowledged
-                process.wait()
+        while self._working(self.workers) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self._kill(self.workers)
+
+    def _kill(self, names: Iterable[str]) -> None:
+        """End roles that are still at work: nothing is lost, the store has all that was acknowledged."""
+        for name in (names := list(names)):
+            if self.workers[name].poll() is None:
+                self.workers[name].kill()
+        while self._working(names):
+            time.sleep(POLL_S)
+
+    def _working(self, names: Iterable[str]) -> bool:
+        return any(self.workers[name].poll() is None for name in names)
 
     def _tell(self, store: Any) -> None:
         """Report the figures that were recorded since the last time."""

@@ -1,4 +1,4 @@
-"""The learner of the live clock."""
+"""The learner of the live clock, on one rank or on several."""
 
 import time
 from dataclasses import asdict
@@ -9,25 +9,37 @@ from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.journal import JournaledBatch
 from divopd.learner import Learner, UpdateFigures
 from divopd.metrics import batch_figures, gap_warning
+from divopd.pipeline import ranks
+from divopd.pipeline.live import RENDEZVOUS
 from divopd.pipeline.models import load_student
 from divopd.pipeline.role import Role, Stopped, is_evaluated
+from divopd.turns import Turn
 
 KEPT_VERSIONS = 3  # besides those that are evaluated: an explorer may still be reading one
 
 
 class LiveLearner:
-    """Composes, trains and publishes. Updates past the newest checkpoint are served again from the journal."""
+    """Composes, trains and publishes. Updates past the newest checkpoint are served again from the journal.
+
+    Every rank runs this same code in step; only the first has to do with the store, and only it deletes.
+    """
 
     def __init__(self, role: Role) -> None:
-        self.role, self.config, self.store = role, role.config, role.store
+        assert role.folder is not None
+        self.role, self.config, self.store, self.folder = role, role.config, role.store, role.folder
+        self.weights = self.folder / "weights"
+        self.is_first = role.rank == 0
+        wanted = self.config.learner.ranks
+        if wanted > 1:
+            ranks.join(self.folder / RENDEZVOUS, rank=role.rank, ranks=wanted, device=self.config.student.device)
         self.learner = Learner(load_student(role.config), role.config.learner)
         self.composer = role.config.make_composer()
-        self.epoch = self.store.begin_learner()
+        self.epoch = self.store.begin_learner() if self.is_first else 0
         self.version = 0
         self.learner_s = self.waited_s = 0.0
         self.trained_tokens = self.computed_tokens = 0
         self.began = time.monotonic()
-        newest = latest_checkpoint(role.folder / "checkpoints")
+        newest = latest_checkpoint(self.folder / "checkpoints")
         if newest is not None:
             state = load_checkpoint(newest, model=self.learner.policy.model, optimizer=self.learner.optimizer).state
             self.version, self.trained_tokens = state["version"], state["trained_tokens"]
@@ -35,16 +47,30 @@ class LiveLearner:
             self.began -= state["wall_s"]
 
     def run(self) -> None:
+        """Train to the last update, or to the end of the update at which the run is to stop."""
         self._publish()
         while self.version < self.config.learner.updates:
-            try:
-                self._update(self._next_batch())
-            except Stopped:
+            batch = self._next_batch() if self.is_first else None
+            rows = ranks.share_rows((batch.turns, batch.weights) if batch else None)
+            if rows is None:
+                break
+            figures = self._update(*rows)
+            if batch:
+                self._record(batch, figures)
+            if self.version % self.config.learner.checkpoint_every == 0:
                 self._checkpoint()
-                raise
         self._checkpoint()
+        ranks.leave()
 
-    def _next_batch(self) -> JournaledBatch:
+    def _next_batch(self) -> JournaledBatch | None:
+        """The batch of this update, from the journal or newly composed; None if the run is to stop."""
+        try:
+            self.role.check()
+            return self._composed()
+        except Stopped:
+            return None
+
+    def _composed(self) -> JournaledBatch:
         self.waited_s = 0.0
         if self.version < self.store.updates:
             return self.store.batch(self.version)
@@ -60,25 +86,22 @@ class LiveLearner:
         pool = self.store.pool(self.composer, update=self.version)
         return sum(not self.composer.gated or candidate.reason is None for candidate in pool)
 
-    def _update(self, batch: JournaledBatch) -> None:
+    def _update(self, turns: list[Turn], weights: list[float]) -> UpdateFigures:
         start = time.monotonic()
-        figures = self.learner.update(batch.turns, batch.entry.weights)
+        figures = self.learner.update(turns, weights)
         self.version += 1
         self.learner_s += time.monotonic() - start
         self.trained_tokens += figures.tokens
         self.computed_tokens += figures.computed_tokens
         if self.version % self.config.explorer.sync_interval == 0 or is_evaluated(self.config, self.version):
             self._publish()
-        self._record(batch, figures)
-        if self.version % self.config.learner.checkpoint_every == 0:
-            self._checkpoint()
-        self.role.check()
+        return figures
 
     def _publish(self) -> None:
-        if not numbered_path(self.role.weights, self.version).exists():
-            publish_weights(self.role.weights, self.version, self.learner.policy.model)
-        for folder in numbered_folders(self.role.weights)[:-KEPT_VERSIONS]:
-            if not is_evaluated(self.config, int(folder.name)):
+        if not numbered_path(self.weights, self.version).exists():
+            publish_weights(self.weights, self.version, self.learner.policy.model)
+        for folder in numbered_folders(self.weights)[:-KEPT_VERSIONS]:
+            if self.is_first and not is_evaluated(self.config, int(folder.name)):
                 rmtree(folder)
 
     def _record(self, batch: JournaledBatch, learner: UpdateFigures) -> None:
@@ -120,6 +143,7 @@ class LiveLearner:
             "wall_s": time.monotonic() - self.began,
         }
         model, optimizer = self.learner.policy.model, self.learner.optimizer
-        folder = self.role.folder / "checkpoints"
+        folder = self.folder / "checkpoints"
         save_checkpoint(folder, update=self.version - 1, model=model, optimizer=optimizer, state=state)
-        self.store.acknowledge(self.version - 1, epoch=self.epoch)
+        if self.is_first:
+            self.store.acknowledge(self.version - 1, epoch=self.epoch)

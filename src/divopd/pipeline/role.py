@@ -1,17 +1,19 @@
-"""What the processes of the live clock have in common."""
+"""What a role works with, the same in a process of its own (roles.py) as in an actor of a cluster (on_ray.py)."""
 
-import os
-import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import Protocol
 
 import torch
 
-from divopd.config import Config, load_config
-from divopd.durable_folder import numbered_folders
+from divopd.checkpoints import read_weights
+from divopd.config import Config
+from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.models.policy import Policy, Response
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.vllm_policy import VllmPolicy
 from divopd.store import Store
 
 POLL_S = 0.05
@@ -21,37 +23,57 @@ class Stopped(Exception):
     """The run is to stop; raised where a role can stop without losing anything."""
 
 
+class Weights(Protocol):
+    """The policy versions that the learner has published."""
+
+    def versions(self) -> list[int]:
+        """Those that are there now, the newest last."""
+        ...
+
+    def load(self, version: int, policy: TransformersPolicy | VllmPolicy) -> None:
+        """Fill a policy; a CheckpointError means that the version is gone, replaced by newer ones."""
+        ...
+
+
+class WeightsFolder:
+    """Published versions in the run's folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "weights"
+
+    def versions(self) -> list[int]:
+        return [int(folder.name) for folder in numbered_folders(self.path)]
+
+    def load(self, version: int, policy: TransformersPolicy | VllmPolicy) -> None:
+        path = numbered_path(self.path, version)
+        policy.fill_weights(read_weights(path), source=str(path))
+
+
+@dataclass
 class Role:
-    """What all roles have: the configuration, a connection to the store, and ears for SIGTERM."""
+    """All that a role may touch. `folder`, the run's, is there for the learner only: others may be elsewhere."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config: Config = load_config(folder / "config.yaml")
+    config: Config
+    store: Store
+    weights: Weights
+    is_over: Callable[[], bool]
+    folder: Path | None = None
+    rank: int = 0  # of a learner
+
+    def __post_init__(self) -> None:
         torch.set_num_threads(self.config.threads)
-        self.store = Store.open(folder)
-        self.stopping = False
-        self._parent = os.getppid()
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self.stopping = True
 
     def check(self) -> None:
-        """Stop here if SIGTERM came, or if the process that started the roles is gone: nobody would end them."""
-        if self.stopping or os.getppid() != self._parent:
+        """Stop here if the run is to stop."""
+        if self.is_over():
             raise Stopped
 
     def wait(self, seconds: float = POLL_S) -> None:
         self.check()
         time.sleep(seconds)
 
-    @property
-    def weights(self) -> Path:
-        return self.folder / "weights"
-
     def newest_version(self) -> int | None:
-        return max((int(folder.name) for folder in numbered_folders(self.weights)), default=None)
+        return max(self.weights.versions(), default=None)
 
 
 class Interruptible:

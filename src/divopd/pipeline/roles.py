@@ -1,30 +1,33 @@
-"""The processes of the live clock. They meet only in the run's folder: its store and its published weights.
+"""The roles of the live clock. They meet only in the store and in the published weights.
 
     python -m divopd.pipeline.roles RUN ROLE
 
-Any of them may be killed at any moment: what it had acknowledged is in the store, and a new one goes on from there.
-SIGTERM stops a role after the turn, the rollout or the update that it is at.
+Here each is a process, and store and weights are in the run's folder; on_ray.py makes the same functions actors. Any
+of them may be killed at any moment: what it had acknowledged is in the store, and a new one goes on from there. SIGTERM
+stops a role after the turn, the rollout or the update that it is at.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 
+from divopd.config import load_config
 from divopd.curricula import Probe, is_probe
-from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
 from divopd.explorer import Start, rows_of
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
 from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of
-from divopd.pipeline.live import REFUSED
+from divopd.pipeline.live import REFUSED, kind_of
 from divopd.pipeline.live_learner import LiveLearner
 from divopd.pipeline.models import check_models, load_actor, load_teachers
-from divopd.pipeline.role import POLL_S, Interruptible, Role, Stopped, is_evaluated
+from divopd.pipeline.role import POLL_S, Interruptible, Role, Stopped, WeightsFolder, is_evaluated
 from divopd.prompts import Codec
 from divopd.store import Store
 from divopd.teacher import AWAY_LIMIT_S, RETRY_S, score_rollouts
@@ -86,7 +89,7 @@ def _follow(role: Role, student: TransformersPolicy | VllmPolicy, version: int) 
             return version
         try:
             if newest is not None:
-                student.load_weights(numbered_path(role.weights, newest))
+                role.weights.load(newest, student)
                 return newest
         except CheckpointError:  # replaced by a newer version while it was read
             pass
@@ -132,19 +135,15 @@ def evaluate(role: Role) -> None:
     last = role.config.learner.updates
     while True:
         done = role.store.figures("evaluation")
-        due = [v for v in _versions(role) if is_evaluated(role.config, v) and v not in done]
+        due = [v for v in role.weights.versions() if is_evaluated(role.config, v) and v not in done]
         if not due:
             if last in done:
                 return
             role.wait()
             continue
-        student.load_weights(numbered_path(role.weights, due[0]))
+        role.weights.load(due[0], student)
         figures = evaluator.evaluate(Interruptible(student, role))
         role.store.record_figures("evaluation", due[0], figures | _costs_at(role.store, due[0]))
-
-
-def _versions(role: Role) -> list[int]:
-    return [int(folder.name) for folder in numbered_folders(role.weights)]
 
 
 def _costs_at(store: Store, version: int) -> dict[str, object]:
@@ -162,17 +161,41 @@ ROLES: dict[str, Callable[[Role], object]] = {
 }
 
 
-def main(run: str, name: str) -> int:
-    role = Role(Path(run))
+def perform(role: Role, kind: str) -> str | None:
+    """Do a role to its end. The answer is why it cannot go on: if it were started again, it would end the same."""
     try:
-        ROLES[name](role)
+        ROLES[kind](role)
     except Stopped:
-        return 0
+        pass
     except (InputError, AlignmentError, EnvironmentFailure, TeacherAwayError) as error:
-        print(error, file=sys.stderr)
+        return str(error)
+    return None
+
+
+class Ears:
+    """Hear SIGTERM, and notice when the process that started the roles is gone: nobody else would end them."""
+
+    def __init__(self) -> None:
+        self.told, self.parent = False, os.getppid()
+        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self.told = True
+
+    def __call__(self) -> bool:
+        return self.told or os.getppid() != self.parent
+
+
+def main(run: str, name: str) -> int:
+    ears, folder = Ears(), Path(run)
+    kind, number = kind_of(name)
+    with Store.open(folder) as store:
+        role = Role(load_config(folder / "config.yaml"), store, WeightsFolder(folder), ears, folder=folder, rank=number)
+        refusal = perform(role, kind)
+    if refusal is not None:
+        print(refusal, file=sys.stderr)
         return REFUSED
-    finally:
-        role.store.close()
     return 0
 
 

@@ -1,0 +1,294 @@
+"""The live clock on a Ray cluster: the same roles as in roles.py, as actors.
+
+The run's folder is on the machine that starts the run, and with it the learner, the actor that owns the store and the
+actor that puts published weights into Ray's object store. Explorers, teacher and evaluator are wherever Ray finds the
+GPUs that the configuration asks for; they need no shared file system. Actors that die are started again: roles by the
+same rules as processes (live.py), store and weights by Ray, which recover from their files.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from divopd.checkpoints import read_weights
+from divopd.composers import Composer
+from divopd.config import Config
+from divopd.durable_folder import numbered_path
+from divopd.errors import DivopdError, FencedError, MissingExtraError, StoreError
+from divopd.journal import JournaledBatch
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.vllm_policy import VllmPolicy
+from divopd.pipeline.live import REFUSED, LiveRun, kind_of
+from divopd.pipeline.role import Role, WeightsFolder
+from divopd.pipeline.roles import perform
+from divopd.store import Store
+
+try:
+    import ray
+    from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError:
+    raise MissingExtraError("ray", "ray") from None
+
+CPUS = 0.01  # of an actor: what it really takes is its threads' matter, and a whole one would keep others away
+KEPT_VERSIONS = 2  # in the object store
+PLACEMENT_S = 300.0  # for Ray to find a place for at least one actor of each role
+DIED = -9  # the exit code of an actor that is gone
+
+# What roles ask of the store. Ray repeats a call whose answer was lost with the store's actor, so each of these leaves
+# the store as one call would; a number of `reserve_rollouts` may be lost, as it is with an explorer that dies.
+REPEATABLE = (
+    *("reserve_rollouts", "put_unscored", "backlog", "events"),  # explorers
+    *("unscored", "put"),  # the teacher
+    *("begin_learner", "pool", "batch", "spent", "decided", "acknowledge"),  # the learner; for compose see below
+    *("figures", "record_figures"),
+)
+
+
+class StoreActor:
+    """Owns the store of a run. When it dies, Ray starts it again from the file."""
+
+    def __init__(self, run: Path) -> None:
+        self._store = Store.open(run)
+
+    def call(self, name: str, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if name not in REPEATABLE:
+            raise StoreError(f"the store's actor was asked for {name!r}; expected {', '.join(REPEATABLE)}")
+        return getattr(self._store, name)(*values, **named)
+
+    def updates(self) -> int:
+        return self._store.updates
+
+    def compose(self, composer: Composer, update: int, epoch: int) -> JournaledBatch:
+        """As Store.compose; the same again from the same learner is answered with the batch that was composed."""
+        try:
+            return self._store.compose(composer, update=update, epoch=epoch)
+        except FencedError:
+            raise
+        except StoreError:
+            if update != self._store.updates - 1:
+                raise
+            return self._store.batch(update)
+
+    @ray.method(max_task_retries=0)
+    def record_event(self, kind: str, event: dict[str, Any]) -> None:
+        self._store.record_event(kind, event)
+
+
+class RemoteStore:
+    """The store as the roles on a cluster see it. While its actor is down, callers wait."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in REPEATABLE:
+            raise AttributeError(name)
+        return lambda *values, **named: _answer(self._actor.call.remote(name, values, named))
+
+    @property
+    def updates(self) -> int:
+        return _answer(self._actor.updates.remote())
+
+    def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
+        return _answer(self._actor.compose.remote(composer, update, epoch))
+
+    def record_event(self, kind: str, event: dict[str, Any]) -> None:
+        """A note beside the ledger: it may be lost with the store's actor, but is never written twice."""
+        with suppress(RayActorError):
+            _answer(self._actor.record_event.remote(kind, event))
+
+
+def _answer(reference: Any) -> Any:
+    """What an actor answered; an error of ours is raised as itself."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause from None
+
+
+class WeightsActor:
+    """Puts published versions into Ray's object store, from where each machine fetches one once."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = WeightsFolder(run)
+        self._references: dict[int, Any] = {}
+
+    def versions(self) -> list[int]:
+        return self._folder.versions()
+
+    @ray.method(concurrency_group="reading")
+    def fetch(self, version: int) -> list[Any]:
+        """A list with the reference to a version, so that it is the reference that travels."""
+        if version not in self._references:
+            tensors = read_weights(numbered_path(self._folder.path, version))
+            newest = sorted(self._references)[1 - KEPT_VERSIONS :]
+            kept = {older: self._references[older] for older in newest}
+            self._references = kept | {version: ray.put({name: _as_array(t) for name, t in tensors.items()})}
+        return [self._references[version]]
+
+
+class RemoteWeights:
+    """Published versions as the roles on a cluster see them."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def versions(self) -> list[int]:
+        return _answer(self._actor.versions.remote())
+
+    def load(self, version: int, policy: TransformersPolicy | VllmPolicy) -> None:
+        while True:
+            try:
+                [reference] = _answer(self._actor.fetch.remote(version))
+                arrays = ray.get(reference)
+                break
+            except ObjectLostError:  # its owner died; the next one reads the file again
+                continue
+        policy.fill_weights({name: _as_tensor(*a) for name, a in arrays.items()}, source=f"version {version}")
+
+
+def _as_array(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], np.ndarray]:
+    """Type, shape and bytes: numpy arrays lie in the object store as they are, and are read there without a copy."""
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _as_tensor(dtype: str, shape: tuple[int, ...], array: np.ndarray) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather write into it, which nobody does
+        return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+
+
+class RoleActor:
+    """Does one role; listens meanwhile, in a thread of its own."""
+
+    def __init__(self, config: Config, store: Any, weights: Any, *, name: str, run: Path, where: Path) -> None:
+        with suppress(FileNotFoundError):  # relative folders of models mean the same as where the run was started
+            os.chdir(where)
+        self._config, self._store, self._weights, self._run = config, RemoteStore(store), RemoteWeights(weights), run
+        self._kind, self._number = kind_of(name)
+        self._stopping = False
+
+    def perform(self) -> str | None:
+        role = Role(
+            self._config,
+            cast(Store, self._store),
+            self._weights,
+            lambda: self._stopping,
+            folder=self._run if self._kind == "learner" else None,
+            rank=self._number,
+        )
+        return perform(role, self._kind)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+
+class ActorWorker:
+    """An actor at work, as live.py sees a worker. When it ends badly, its log says why."""
+
+    def __init__(self, actor: Any, log: Path) -> None:
+        self.actor, self.log = actor, log
+        self.began = time.monotonic()
+        self._placed, self._done = actor.__ray_ready__.remote(), actor.perform.remote()
+        self._code: int | None = None
+        self._told = False
+
+    def poll(self) -> int | None:
+        if self._code is None and _is_there(self._done):
+            self._code = self._end()
+            ray.kill(self.actor)  # its GPUs are free for others
+        return self._code
+
+    def _end(self) -> int:
+        try:
+            refusal = ray.get(self._done)
+        except RayError as error:
+            self._write(str(error))
+            return 1 if isinstance(error, RayTaskError) else DIED
+        if refusal is not None:
+            self._write(refusal)
+        return 0 if refusal is None else REFUSED
+
+    def _write(self, words: str) -> None:
+        with self.log.open("a", encoding="utf-8") as log:
+            print(words, file=log)
+
+    @property
+    def is_placed(self) -> bool:
+        return _is_there(self._placed)
+
+    def terminate(self) -> None:
+        if not self._told:
+            self.actor.stop.remote()
+        self._told = True
+
+    def kill(self) -> None:
+        ray.kill(self.actor)
+
+
+def _is_there(reference: Any) -> bool:
+    return bool(ray.wait([reference], timeout=0)[0])
+
+
+class RayRun(LiveRun):
+    """Starts the roles of a run as actors; everything else is as with processes."""
+
+    def run(self) -> None:
+        connected = not ray.is_initialized()
+        if connected:
+            connect()
+        try:
+            self._here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            lasting = {"num_cpus": CPUS, "scheduling_strategy": self._here, "max_restarts": -1, "max_task_retries": -1}
+            folder = self.folder.absolute()
+            self.store = ray.remote(**lasting)(StoreActor).remote(folder)
+            self.weights = ray.remote(**lasting, concurrency_groups={"reading": 1})(WeightsActor).remote(folder)
+            super().run()
+        finally:
+            if connected:
+                ray.shutdown()
+
+    def start(self, name: str) -> ActorWorker:
+        kind, _ = kind_of(name)
+        gpus = self.config.gpus.model_dump()
+        options = {
+            "num_cpus": CPUS,
+            "num_gpus": gpus.get(kind, max(gpus.values())),  # the preflight loads the models of all
+            "max_concurrency": 2,
+            "scheduling_strategy": self._here if kind == "learner" else "SPREAD",
+        }
+        actor = ray.remote(**options)(RoleActor).remote(
+            self.config, self.store, self.weights, name=name, run=self.folder.absolute(), where=Path.cwd()
+        )
+        return ActorWorker(actor, self.log(name))
+
+    def wait(self) -> None:
+        """A role of which no actor finds a place ends the run; if some explorers do, the others may come later."""
+        super().wait()
+        for kind in {kind_of(name)[0] for name in self.workers}:
+            workers = [cast(ActorWorker, worker) for name, worker in self.workers.items() if kind_of(name)[0] == kind]
+            waited = time.monotonic() - max(worker.began for worker in workers)
+            if waited > PLACEMENT_S and not any(worker.is_placed for worker in workers):
+                raise DivopdError(
+                    f"Ray found no place for the {kind} in {PLACEMENT_S:g} s; the run asks for {self.config.gpu_plan}, "
+                    f"and the cluster has {ray.cluster_resources().get('GPU', 0):g}; add a machine, or lower "
+                    "gpus or explorer.processes of a new run; this one goes on with --resume"
+                )
+
+
+def connect() -> None:
+    """Join the cluster that RAY_ADDRESS or `ray start` on this machine names; without one, start a local one."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)

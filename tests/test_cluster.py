@@ -1,0 +1,63 @@
+"""What a cluster asks of a configuration. Nothing here needs Ray; test_on_ray.py does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from divopd.config import Config, load_config
+from divopd.errors import InputError
+from divopd.planning import make_plan
+from small_runs import config
+
+
+def test_gpus_follow_the_devices(models: Path) -> None:
+    """One for every actor whose model is on cuda, unless the config says otherwise; the resolved config says all."""
+    changes = {"student": {"device": "cuda"}, "gpus": {"evaluator": 0.5}, "explorer": {"processes": 3}}
+    settings = config(models, clock="live", cluster="ray", learner={"ranks": 2}, **changes)
+    assert settings.gpus.model_dump() == {"learner": 1, "teacher": 0, "evaluator": 0.5, "explorer": 1}
+    assert settings.gpu_plan == "5.5 GPUs (learner 1 × 2, teacher 0, evaluator 0.5, explorer 1 × 3)"
+    again = yaml.safe_load(settings.to_yaml())
+    assert again["gpus"]["explorer"] == 1
+    assert Config.model_validate({k: v for k, v in again.items() if k != "versions"}) == settings
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster=ray", "cluster is ray, but the simulated clock runs in one process; set clock: live"),
+        ("learner.ranks=2", "learner.ranks is 2, but the simulated clock runs in one process; set clock: live"),
+        ("learner.ranks=0", "ranks is 0; expected more than 0"),
+        ("gpus.teacher=1.5", "got 1.5; expected a share of one GPU, or a whole number of them"),
+        ("gpus.student=1", "unknown key 'gpus.student'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(override: str, message: str) -> None:
+    """One line that says what was got and what to do."""
+    default = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
+    with pytest.raises(InputError) as refused:
+        load_config(default, [override])
+    assert message in str(refused.value)
+
+
+def test_a_dry_run_says_what_the_cluster_must_have(models: Path, tmp_path: Path) -> None:
+    """Before anything is started: GPUs by role, and where the run's folder will be."""
+    plan = make_plan(config(models, clock="live", cluster="ray", gpus={"explorer": 2}), out=tmp_path / "run")
+    [line] = [line for line in plan.lines if line.startswith("cluster")]
+    assert "Ray: 2 GPUs (learner 0, teacher 0, evaluator 0, explorer 2)" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ray_the_error_names_the_extra(models: Path, tmp_path: Path) -> None:
+    """Before the run's folder is made."""
+    (tmp_path / "config.yaml").write_text(config(models, clock="live", cluster="ray").to_yaml(), encoding="utf-8")
+    command = "import sys; sys.modules['ray'] = None; from divopd.cli import main; sys.exit(main(sys.argv[1:]))"
+    train = ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", command, *train], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "divopd: ray is not installed; install it with: pip install 'divopd[ray]'\n",
+    )
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,102 @@
+"""A real Ray cluster of two nodes on this machine: whole trainings, with actors killed on the way."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra ray: pip install 'divopd[ray]'")
+import ray
+from ray.cluster_utils import Cluster
+
+from divopd.audits.ledger import audit_ledger
+from divopd.errors import FencedError, StoreError
+from divopd.pipeline.begin import begin_run
+from divopd.pipeline.on_ray import RayRun, StoreActor
+from divopd.store import Store
+from small_runs import config, outcome
+from store_processes import make_rollout, make_test_composer
+
+on_cluster = [pytest.mark.slow, pytest.mark.crash, pytest.mark.filterwarnings("default")]  # Ray leaves sockets open
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes with a folder of their own: all sessions of a machine share the usual one."""
+    with TemporaryDirectory(prefix="ray", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)  # a short path: sockets are in it
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        node = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        cluster.add_node(**node)
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+        cluster.shutdown()
+
+
+def pid_of(actor: Any) -> int:
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def trained_keys(run: Path, *, updates: int) -> list[tuple[str, int]]:
+    """What was trained, after the whole ledger was recomputed."""
+    with Store.open_read_only(run) as store:
+        audit_ledger(store)
+        assert store.updates == updates
+        return [key for update in range(updates) for key in store.journal(update).selected]
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.filterwarnings("default")  # Ray leaves sockets open
+def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    """SIGKILL of learner, store, weights, teacher and an explorer: the run ends, every turn has one fate.
+
+    Both nodes have actors, and those on the other one never touch the run's folder.
+    """
+    changes = {"learner": {"updates": 20, "checkpoint_every": 3, "max_wait_s": 20}, "explorer": {"processes": 2}}
+    settings = config(models, clock="live", cluster="ray", evaluation={"every": 20, "tasks": 3}, **changes)
+    begin_run(settings, tmp_path / "run")
+    victims, restarts, nodes = ["learner", "store", "weights", "teacher", "explorer-1"], [], set()
+
+    def report(kind: str, figures: dict[str, Any]) -> None:
+        if kind == "restart":
+            restarts.append(figures["role"])
+        if kind == "update" and victims:
+            victim = victims.pop(0)
+            actor = getattr(run, victim) if victim in ("store", "weights") else run.workers[victim].actor
+            nodes.add(ray.get(actor.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id())))
+            os.kill(pid_of(actor), signal.SIGKILL)
+
+    run = RayRun(settings, tmp_path / "run", report=report)
+    run.run()
+    assert (victims, sorted(restarts), len(nodes)) == ([], ["explorer-1", "learner", "teacher"], 2)
+    _, account, rates = outcome(tmp_path / "run")
+    assert sorted(rates) == [0, 20]
+    trained = trained_keys(tmp_path / "run", updates=20)
+    assert len(trained) == len(set(trained)) == account[1]
+
+
+def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:
+    """The answer was lost with the actor: the same call again changes nothing and gives the same batch."""
+    Store.create(tmp_path / "store.db").close()
+    before, after = StoreActor(tmp_path), StoreActor(tmp_path)  # the one that died, and the one that Ray started
+    epoch = before.call("begin_learner", (), {})
+    for actor in (before, after):
+        for number in range(3):
+            actor.call("put", (make_rollout(f"e.{number}"),), {})
+    batch = before.compose(make_test_composer(), 0, epoch)
+    account = after.call("spent", (), {})
+    assert after.compose(make_test_composer(), 0, epoch) == batch
+    assert (after.updates(), after.call("spent", (), {})) == (1, account)
+    with pytest.raises(StoreError, match="asked to compose update 3"):
+        after.compose(make_test_composer(), 3, epoch)
+    after.call("begin_learner", (), {})
+    with pytest.raises(FencedError):
+        after.compose(make_test_composer(), 0, epoch)
+    with pytest.raises(StoreError, match="asked for 'settle'"):
+        after.call("settle", (0,), {"epoch": epoch})

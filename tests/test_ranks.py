@@ -1,0 +1,51 @@
+"""The learner on two ranks inside a run: processes on one machine that train as one."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from divopd.audits.ledger import audit_ledger
+from divopd.checkpoints import load_weights
+from divopd.pipeline.begin import begin_run
+from divopd.pipeline.live import LiveRun
+from divopd.pipeline.models import load_student
+from divopd.store import Store
+from small_runs import config, outcome
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_two_ranks_train_to_the_end_though_one_is_killed(models: Path, tmp_path: Path) -> None:
+    """The second rank dies after a checkpoint: both start again, the ledger holds, one process reads the weights."""
+    learner = {"updates": 6, "checkpoint_every": 2, "max_wait_s": 30, "ranks": 2, "max_tokens": 400}
+    settings = config(models, clock="live", learner=learner)
+    begin_run(settings, tmp_path / "run")
+    restarts: list[str] = []
+
+    def report(kind: str, figures: dict[str, Any]) -> None:
+        if kind == "restart":
+            restarts.append(figures["role"])
+        if kind == "update" and figures["update"] == 2:
+            run.workers["learner-1"].send_signal(signal.SIGKILL)
+
+    run = LiveRun(settings, tmp_path / "run", report=report)
+    run.run()
+    assert set(restarts) <= {"learner", "learner-1"}
+    assert restarts
+    _, account, rates = outcome(tmp_path / "run")
+    assert sorted(rates) == [0, 3, 6]
+    with Store.open_read_only(tmp_path / "run") as store:
+        audit_ledger(store)
+        trained = [key for update in range(6) for key in store.journal(update).selected]
+    assert len(trained) == len(set(trained)) == account[1]
+    last = tmp_path / "run" / "weights" / "000006"
+    student = load_student(settings)
+    before = {name: tensor.clone() for name, tensor in student.model.named_parameters()}
+    load_weights(last, student.model)
+    assert any((before[name] != tensor).any() for name, tensor in student.model.named_parameters())
+    saved = load_file(tmp_path / "run" / "checkpoints" / "000005" / "optimizer.safetensors")
+    for name, tensor in student.model.named_parameters():
+        assert saved[f"exp_avg_sq/{name}"].shape == tensor.shape
