@@ -9,6 +9,8 @@ import yaml
 
 from divopd.config import Config, load_config
 from divopd.errors import InputError
+from divopd.forecast import memory_by_actor
+from divopd.models.model_files import read_model_facts
 from divopd.planning import make_plan
 from small_runs import config
 
@@ -31,6 +33,8 @@ def test_gpus_follow_the_devices(models: Path) -> None:
         ("learner.ranks=2", "learner.ranks is 2, but the simulated clock runs in one process; set clock: live"),
         ("learner.ranks=0", "ranks is 0; expected more than 0"),
         ("gpus.teacher=1.5", "got 1.5; expected a share of one GPU, or a whole number of them"),
+        ("clock=live cluster=ray teacher.device=cuda:1", "teacher.device is cuda:1; expected cuda: each actor or rank"),
+        ("clock=live learner.ranks=2 student.device=cuda:0", "student.device is cuda:0; expected cuda: each actor"),
         ("gpus.student=1", "unknown key 'gpus.student'"),
     ],
 )
@@ -38,7 +42,7 @@ def test_what_does_not_fit_is_refused(override: str, message: str) -> None:
     """One line that says what was got and what to do."""
     default = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
     with pytest.raises(InputError) as refused:
-        load_config(default, [override])
+        load_config(default, override.split())
     assert message in str(refused.value)
 
 
@@ -47,7 +51,23 @@ def test_a_dry_run_says_what_the_cluster_must_have(models: Path, tmp_path: Path)
     plan = make_plan(config(models, clock="live", cluster="ray", gpus={"explorer": 2}), out=tmp_path / "run")
     [line] = [line for line in plan.lines if line.startswith("cluster")]
     assert "Ray: 2 GPUs (learner 0, teacher 0, evaluator 0, explorer 2)" in line
+    needs = [line for line in plan.lines if line.startswith("memory")]
+    assert [need.split("for each ")[1].split()[0] for need in needs] == ["learner", "explorer", "evaluator", "teacher"]
+    assert plan.problems == []
     assert not (tmp_path / "run").exists()
+
+
+def test_more_ranks_need_less_memory_each(models: Path) -> None:
+    """Weights, gradient and AdamW are shared by the ranks; activations are each rank's own."""
+    facts = read_model_facts(models / "student")
+    one, two = (
+        memory_by_actor(config(models, clock="live", cluster="ray", learner={"ranks": n}), facts, [facts], longest=99)
+        for n in (1, 2)
+    )
+    for purpose in ("student", "gradient and AdamW"):
+        assert two["learner"][purpose] == one["learner"][purpose] // 2
+    assert two["learner"]["activations"] == one["learner"]["activations"]
+    assert two["teacher"] == one["teacher"] == {"teacher": 4 * facts.parameters}
 
 
 def test_without_ray_the_error_names_the_extra(models: Path, tmp_path: Path) -> None:

@@ -270,6 +270,9 @@ class Config(Part):
         for name, value, usual in (("cluster", self.cluster, None), ("learner.ranks", self.learner.ranks, 1)):
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
+        for name, device in (("student", self.student.device), ("teacher", self.teacher.device)):
+            if ":" in device and (self.cluster or (name == "student" and self.learner.ranks > 1)):
+                raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")
         return self
 
     @property

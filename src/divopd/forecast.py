@@ -161,6 +161,30 @@ def memory_by_device(
     return needs
 
 
+def memory_by_actor(
+    config: Config, student: ModelFacts, teachers: Sequence[ModelFacts], *, longest: int
+) -> dict[str, dict[str, int]]:
+    """Bytes of one actor of each role on a cluster, by purpose; arguments as above."""
+    ranks, in_vllm = config.learner.ranks, config.student.engine == "vllm"
+    width = BYTES[config.learner.compute if in_vllm else config.student.dtype]
+    tokens = longest + config.explorer.max_response_tokens
+    cache = student.cache_bytes(tokens, width_bytes=width)
+    in_flight = config.explorer.rollouts_in_flight
+    teaching = {"teacher": BYTES[config.teacher.dtype] * sum(teacher.parameters for teacher in teachers)}
+    rows = min(config.learner.max_tokens, config.composer.batch_size * tokens)
+    acting = {"student": student.parameters * width}
+    return {
+        "learner": {
+            "student": student.parameters * BYTES[config.student.dtype] // ranks,
+            "gradient and AdamW": _trained_parameters(config, student) * (4 + ADAM_BYTES) // ranks,
+            "activations": student.activation_bytes(rows),
+        },
+        "explorer": acting | {"caches": in_flight * cache} | (teaching if config.method == "divopd-r" else {}),
+        "evaluator": acting | {"caches": (in_flight if in_vllm else config.evaluation.in_flight) * cache},
+        "teacher": teaching,
+    }
+
+
 def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Forecast) -> dict[str, int]:
     """Bytes that the run directory will hold, by what they are."""
     weights = student.parameters * BYTES[config.student.dtype]

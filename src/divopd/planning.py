@@ -23,6 +23,7 @@ from divopd.forecast import (
     Sample,
     disk_bytes,
     forecast,
+    memory_by_actor,
     memory_by_device,
     sample_rollouts,
 )
@@ -210,12 +211,15 @@ def _check_extras(config: Config, plan: Plan) -> None:
 def _check_memory(
     config: Config, plan: Plan, student: ModelFacts, teachers: Sequence[ModelFacts], sample: Sample
 ) -> None:
+    if config.cluster:
+        for role, parts in memory_by_actor(config, student, teachers, longest=sample.longest_prompt).items():
+            plan.say("memory", f"about {in_bytes(sum(parts.values()))} for each {role} ({_listed(parts)})")
+        return
     needs = memory_by_device(config, student, teachers, longest=sample.longest_prompt)
     for device, parts in needs.items():
         free = free_memory() if device == "cpu" else _cuda_memory(device)
         total = sum(parts.values())
-        listed = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items())
-        plan.say("memory", f"about {in_bytes(total)} on {device} ({listed}); {_free(free)}")
+        plan.say("memory", f"about {in_bytes(total)} on {device} ({_listed(parts)}); {_free(free)}")
         if free and total > free:
             plan.problems.append(
                 f"memory: the run needs about {in_bytes(total)} on {device}, where {in_bytes(free)} are free; lower "
@@ -225,8 +229,7 @@ def _check_memory(
 
 def _check_disk(plan: Plan, parts: dict[str, int], out: Path) -> None:
     free, total = free_disk(out), sum(parts.values())
-    listed = ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items())
-    plan.say("disk", f"about {in_bytes(total)} ({listed}); {_free(free)}")
+    plan.say("disk", f"about {in_bytes(total)} ({_listed(parts)}); {_free(free)}")
     if total > free:
         plan.problems.append(
             f"disk: the run writes about {in_bytes(total)}, but only {in_bytes(free)} are free at {out}; choose "
@@ -260,6 +263,10 @@ def _say_work(config: Config, plan: Plan, sample: Sample, expected: Forecast) ->
         plan.say("time", f"about {_duration(expected.seconds)} on the virtual clock")
     else:
         plan.say("time", f"about {_duration(expected.seconds)} at the speeds under costs; live, this machine decides")
+
+
+def _listed(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items())
 
 
 def _free(amount: int | None) -> str:
