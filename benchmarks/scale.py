@@ -1,0 +1,239 @@
+"""Scale, on paper and in code: 8 to 1,024 explorers, batches of 64 to 4,096: store, composer and weight sync.
+
+An explorer is a rollout in flight, as in synth.py; sixteen share an engine, as in the paper. Demand is that of the
+queue model at the paper's rates: so many turns a second from each explorer, and one update every `update_seconds`. A
+batch of any size is to take as long as one of 64 does: its learner has more GPUs. Capacity is measured here, on one
+core, with the real store and composer; the simulated clock says what is in the queue at each update. Where the disk
+is waited for, the best of a few rounds counts; all else is processor time, because the machine may be shared.
+
+    divopd bench scale --json
+    python benchmarks/scale.py docs/pictures/scale.png      measures, and draws what it measured
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from divopd.composers import make_composer
+from divopd.store import Store
+from divopd.synth import PRESETS, QueueModel, mean_turns, synthesize
+from divopd.turns import Rollout, Turn, group_into_rollouts
+
+EXPLORERS = (8, 32, 128, 512, 1024)
+BATCH_SIZES = (64, 256, 1024, 4096)
+FASTEST = "scienceworld"  # of the paper's environments: the most turns from an explorer, the shortest update
+UPDATES, COUNTED = 7, 3  # of a cell; the last ones, when the queue is as full as it stays
+RUN_UPDATES = 250
+PROMPT_TOKENS, RESPONSE_TOKENS = 5_000, 140  # half of the longest prompt, and a thought with an action: 23 KB
+ROLLOUTS, TURNS = 12, 18
+ROLLOUTS_PER_ENGINE = 16
+PARAMETERS = {"1.5B": 1.54e9, "7B": 7.62e9}  # the smallest and the largest student
+BANDWIDTHS = {"10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9, "400 Gbit/s": 50e9}  # bytes a second out of one machine
+
+
+def run() -> dict:
+    store = _store_costs()
+    cells = [cell for explorers in EXPLORERS for cell in _composer_cells(explorers, store)]
+    most = EXPLORERS[-1]
+    demand = {name: turns_per_second(model, most) for name, model in PRESETS.items()}
+    slowest = max(cell["seconds_per_update"] for cell in cells if cell["explorers"] == most)
+    put = 1e6 / store["put_us_per_turn"]
+    live = 1e6 / sum(store[f"{stage}_us_per_turn"] for stage in ("keep", "read", "put"))
+    headroom = {
+        "store": put / demand[FASTEST],
+        "composer": PRESETS[FASTEST].update_seconds / slowest,
+        "live path, all on one core": live / demand[FASTEST],
+    }
+    return {
+        "bench": "scale",
+        "ratio": min(headroom["store"], headroom["composer"]),
+        "unit": f"capacity / demand of {most} explorers at the rates of {FASTEST}, the smaller of store and composer",
+        "ours": put,
+        "reference": demand[FASTEST],
+        "detail": {
+            "headroom": headroom,
+            "demand_turns_per_s": demand,
+            "capacity_turns_per_s": {"put": put, "live path": live},
+            "store": store,
+            "composer": cells,
+            "sync": _sync_costs(),
+        },
+    }
+
+
+def turns_per_second(model: QueueModel, explorers: int) -> float:
+    """What so many explorers put into the queue."""
+    turns = mean_turns(model)
+    return explorers * turns / (model.rollout_seconds + turns * model.turn_seconds)
+
+
+def _best(actions: list[Callable[[], object]]) -> float:
+    """Seconds of the quickest."""
+    times = []
+    for action in actions:
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _processor_s(action: Callable[[], object]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+# ── the store: what a turn costs on its way ───────────────────────────────────────────────────────────────────────
+
+
+def _store_costs() -> dict[str, float]:
+    """Microseconds a turn: on the live clock kept for the teacher and read by it; put into the queue; served at last.
+
+    Every write is durable.
+    """
+    rollouts = [_rollout(f"r{number}") for number in range(ROLLOUTS)]
+    with tempfile.TemporaryDirectory() as name, Store.create(Path(name) / "store.db") as store:
+        keep = _best([lambda r=r: store.put_unscored(r, generated_tokens=1) for r in rollouts])
+        read = _best([lambda: store.unscored(1)] * ROLLOUTS)
+        put = _best([lambda r=r: store.put(r) for r in rollouts])
+        batch = store.compose(make_composer("divopd"), update=0, epoch=store.begin_learner())
+        serve = _best([lambda: store.batch(0)] * 3) * TURNS / len(batch.turns)
+    stages = {"keep": keep, "read": read, "put": put, "serve": serve}
+    return {f"{stage}_us_per_turn": 1e6 * seconds / TURNS for stage, seconds in stages.items()}
+
+
+def _rollout(name: str) -> Rollout:
+    ids = [(7 * place) % 150_000 for place in range(PROMPT_TOKENS)]
+    logprobs = [-0.1 - place / 7 for place in range(RESPONSE_TOKENS)]
+    lists = {"prompt_ids": ids, "response_ids": ids[:RESPONSE_TOKENS], "action_mask": [1] * RESPONSE_TOKENS}
+    lists |= {"student_logprobs": logprobs, "teacher_logprobs": logprobs[::-1]}
+    return Rollout(name, tuple(Turn(name, number, "task", 0, **lists) for number in range(TURNS)))
+
+
+# ── the composer: what an update costs before it can be trained ───────────────────────────────────────────────────
+
+
+def _composer_cells(explorers: int, store_costs: dict[str, float]) -> list[dict[str, Any]]:
+    """One queue, read in batches of each size."""
+    model = replace(PRESETS[FASTEST], explorers=explorers)
+    cells = []
+    with tempfile.TemporaryDirectory() as name:
+        queue = Path(name) / "queue"
+        queue.mkdir()
+        with Store.create(queue / "store.db", synchronous="NORMAL") as store:
+            for rollout in group_into_rollouts(synthesize(model, updates=UPDATES, seed=0)):
+                store.put(rollout, available_at=rollout.turns[-1].available_at)
+        for size in BATCH_SIZES:
+            copy = shutil.copytree(queue, Path(name) / f"b{size}")
+            cells.append({"explorers": explorers, "batch_size": size} | _cell(copy, size, store_costs))
+            shutil.rmtree(copy)
+    return cells
+
+
+def _cell(folder: Path, size: int, store_costs: dict[str, float]) -> dict[str, float]:
+    """Processor seconds of an update's stages in the store, once the queue is as full as it stays.
+
+    The turns of the queue model are short: serving those of the paper's size comes on top. Counting what was spent
+    looks at all turns there are: it is that of the end of a run.
+    """
+    stages: dict[str, list[float]] = {"wait": [], "compose": [], "count": [], "spent": []}
+    with Store.open(folder) as store:
+        composer, epoch = make_composer("divopd", batch_size=size), store.begin_learner()
+        for update in range(UPDATES):
+            stages["wait"].append(_processor_s(lambda q=update: store.pool(composer, update=q)))
+            stages["compose"].append(_processor_s(lambda q=update: store.compose(composer, update=q, epoch=epoch)))
+            stages["count"].append(_processor_s(lambda q=update: (store.decided(q), store.backlog())))
+            stages["spent"].append(_processor_s(store.spent))
+        rows = len(store.journal(UPDATES - 1).selected)
+    costs = {stage: median(times[-COUNTED:]) for stage, times in stages.items()}
+    costs["serve"] = rows * store_costs["serve_us_per_turn"] / 1e6
+    costs["spent"] *= RUN_UPDATES / UPDATES
+    named = {f"{stage}_s": seconds for stage, seconds in costs.items()}
+    return {"seconds_per_update": sum(costs.values()), **named, "rows": rows}
+
+
+# ── the weights: one version to every engine ──────────────────────────────────────────────────────────────────────
+
+
+def _sync_costs() -> dict[str, Any]:
+    """Measured: publishing and loading here. Stated: a version in float32 from the learner's machine to all engines."""
+    engines = {explorers: max(1, explorers // ROLLOUTS_PER_ENGINE) for explorers in EXPLORERS}
+    return {
+        "bytes_per_version": {model: 4 * parameters for model, parameters in PARAMETERS.items()},
+        "measured_bytes_per_s": _publish_and_load(),
+        "seconds_to_all_engines": {
+            f"{model}, {name}": {str(n): 4 * parameters * count / bandwidth for n, count in engines.items()}
+            for model, parameters in PARAMETERS.items()
+            for name, bandwidth in BANDWIDTHS.items()
+        },
+    }
+
+
+def _publish_and_load() -> dict[str, float]:
+    """Bytes a second of a model of 100 million parameters: with this disk, and what one core could do without it."""
+    from divopd.checkpoints import load_weights, publish_weights
+    from divopd.models.tiny import TinySize, build_model, build_tokenizer
+
+    size = TinySize(hidden=1024, layers=8, heads=16, key_value_heads=8, feed_forward=3072)
+    model = build_model(build_tokenizer(["a few words"]), seed=0, size=size)
+    total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    with tempfile.TemporaryDirectory() as name:
+        published = _best([lambda v=v: publish_weights(name, v, model, keep=1) for v in range(3)])
+        seconds = {
+            "publish": published,
+            "publish, processor": _processor_s(lambda: publish_weights(name, 3, model, keep=1)),
+            "load": _best([lambda: load_weights(Path(name) / "000003", model)] * 3),
+            "load, processor": _processor_s(lambda: load_weights(Path(name) / "000003", model)),
+        }
+    return {stage: total / spent for stage, spent in seconds.items()}
+
+
+# ── the picture ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def draw(measured: dict[str, Any], target: Path) -> None:
+    """Three panels over the number of explorers: turns a second, seconds of an update, seconds of a sync."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    turns, update, sync = figure.subplots(1, 3)
+    detail = measured["detail"]
+    for (name, model), style in zip(PRESETS.items(), STYLES, strict=False):
+        turns.plot(EXPLORERS, [turns_per_second(model, n) for n in EXPLORERS], label=f"{name} puts", **style)
+    for (name, capacity), dashes in zip(detail["capacity_turns_per_s"].items(), ("--", ":"), strict=True):
+        turns.axhline(capacity, color="black", linestyle=dashes, label=f"the store takes ({name})")
+    turns.set(title="Store", ylabel="turns a second")
+    for size, style in zip(BATCH_SIZES, STYLES, strict=False):
+        cells = [cell for cell in detail["composer"] if cell["batch_size"] == size]
+        seconds = [cell["seconds_per_update"] for cell in cells]
+        update.plot(EXPLORERS, seconds, label=f"B = {size:,}", **style)
+    update.set(title="Composer", ylabel="seconds in the store, an update")
+    for (name, seconds), style in zip(detail["sync"]["seconds_to_all_engines"].items(), STYLES, strict=True):
+        sync.plot(EXPLORERS, list(seconds.values()), label=name, **style)
+    sync.set(title="Weights to all engines, one by one", ylabel="seconds a version")
+    for panel, name, dashes in ((update, FASTEST, "--"), (sync, FASTEST, "--"), (sync, "webshop", ":")):
+        limit = PRESETS[name].update_seconds
+        panel.axhline(limit, color="black", linestyle=dashes, label=f"an update takes {limit:g} s ({name})")
+    for panel in (turns, update, sync):
+        panel.set(xscale="log", yscale="log", xlabel="explorers (rollouts in flight)")
+        panel.set_xticks(EXPLORERS, [f"{n:,}" for n in EXPLORERS], minor=False)
+        panel.minorticks_off()
+        panel.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below: it hides nothing
+        panel.grid(alpha=0.3)
+    figure.savefig(target, dpi=110)
+
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; the markers say it again
+STYLES: list[dict[str, Any]] = [
+    {"color": color, "marker": marker, "markersize": 5}
+    for color, marker in zip(("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"), "osD^vP", strict=True)
+]
+
+if __name__ == "__main__":
+    draw(run(), Path(sys.argv[1]))
