@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,14 @@ class Read:
     ids: np.ndarray
     layers: dict[int, tuple[Tensor, Tensor]]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return sum(key.nbytes + value.nbytes for key, value in self.layers.values())
+
+    @cached_property
+    def end(self) -> tuple[int, int]:
+        """How many tokens there are, and the last one."""
+        return len(self.ids), int(self.ids[-1])
 
 
 class Generator:
@@ -136,6 +142,8 @@ class Generator:
         for read in reversed(self._kept):
             if shared == len(context) - 1:
                 break
+            if len(read.ids) <= shared or read.ids[shared] != context[shared]:
+                continue  # a longer common beginning needs this token, and most reads do not have it
             if (size := common_prefix(read.ids, context[:-1])) > shared:
                 best, shared = read, size
         if best is not None:
@@ -144,7 +152,9 @@ class Generator:
             self._kept.append(best)
 
     def _keep(self, read: Read) -> None:
-        self._kept = [old for old in self._kept if not _begins(old.ids, read.ids)]  # a turn before this one
+        # of a turn before this one the last token stands in this one too; of unrelated ones it mostly does not
+        ends = set(enumerate(read.ids.tolist(), start=1))
+        self._kept = [old for old in self._kept if old.end not in ends or not _begins(old.ids, read.ids)]
         self._kept.append(read)
         excess = sum(kept.bytes for kept in self._kept) - KEPT_BYTES
         while excess > 0:
@@ -159,8 +169,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _begins(a: np.ndarray, b: np.ndarray) -> bool:
-    # the last token first: of two unrelated sequences it mostly differs, and most pairs are unrelated
-    return len(a) <= len(b) and a[-1] == b[len(a) - 1] and np.array_equal(a, b[: len(a)])
+    return len(a) <= len(b) and np.array_equal(a, b[: len(a)])
 
 
 def _choose(logits: Tensor, temperature: float, draws: np.ndarray) -> Tensor:

@@ -9,7 +9,7 @@ from divopd.environments.webshop.search import words
 _PRICE = re.compile(r",? and price lower than ([\d.]+) dollars$")
 _OPTIONS = re.compile(r" with ((?:(?! with )[^,:])+: .*)$")
 _NEXT_OPTION = re.compile(r", and (?=[^,:]+: )")
-_LITERAL_WEIGHT = 0.2
+_LITERAL_WEIGHT = 0.4
 _OPENING = re.compile(
     r"^(?:find me|i am looking for|i'm looking for|i need|i want(?: to buy)?|show me)\s+", re.IGNORECASE
 )
