@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def test_a_dry_run_says_what_the_cluster_must_have(models: Path, tmp_path: Path)
 
 
 def test_more_ranks_need_less_memory_each(models: Path) -> None:
-    """Weights, gradient and AdamW are shared by the ranks; activations are each rank's own."""
-    facts = read_model_facts(models / "student")
+    """Weights, gradient and AdamW are shared by the ranks; activations are each rank's own, or recomputed."""
+    facts = replace(read_model_facts(models / "student"), layers=24)
     one, two = (
         memory_by_actor(config(models, clock="live", cluster="ray", learner={"ranks": n}), facts, [facts], longest=99)
         for n in (1, 2)
@@ -67,6 +68,9 @@ def test_more_ranks_need_less_memory_each(models: Path) -> None:
     for purpose in ("student", "gradient and AdamW"):
         assert two["learner"][purpose] == one["learner"][purpose] // 2
     assert two["learner"]["activations"] == one["learner"]["activations"]
+    thrifty = config(models, clock="live", cluster="ray", learner={"activations": "recompute"})
+    less = memory_by_actor(thrifty, facts, [facts], longest=99)["learner"]["activations"]
+    assert 0 < less < one["learner"]["activations"] / 4
     assert two["teacher"] == one["teacher"] == {"teacher": 4 * facts.parameters}
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ def train(learner: Learner) -> torch.Tensor:
     return torch.tensor([[f.loss, f.gradient_norm, f.kl_per_token] for f in done], dtype=torch.float64)
 
 
-def make_learner(**changes: object) -> Learner:
-    model = tiny_model(torch.float32, **changes)
-    return Learner(TransformersPolicy(model), Optimization(lr=1e-3, max_tokens=90))
+def make_learner(*, tied: bool, activations: Literal["keep", "recompute"] = "keep") -> Learner:
+    model = tiny_model(torch.float32, tie_word_embeddings=tied)
+    return Learner(TransformersPolicy(model), Optimization(lr=1e-3, max_tokens=90, activations=activations))
 
 
 def run_rank(target: str) -> None:
@@ -32,7 +33,7 @@ def run_rank(target: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     for tied in (False, True):
-        learner = make_learner(tie_word_embeddings=tied)
+        learner = make_learner(tied=tied, activations="recompute" if tied else "keep")
         figures = train(learner)
         weights = {name: p.full_tensor().clone() for name, p in learner.policy.model.named_parameters()}
         if learner.rank == 0:
@@ -42,7 +43,10 @@ def run_rank(target: str) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_give_the_update_of_one(tmp_path: Path) -> None:
-    """Weights after three updates and the figures of each agree to 1e-5, with a shared head and without."""
+    """Weights after three updates and the figures of each agree to 1e-5, with a shared head and without.
+
+    The ranks with the shared head recompute their activations; the one does not.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -50,7 +54,7 @@ def test_two_ranks_give_the_update_of_one(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for tied in (False, True):
-        learner = make_learner(tie_word_embeddings=tied)
+        learner = make_learner(tied=tied)
         figures = train(learner)
         sharded = load_file(tmp_path / f"{tied}.safetensors")
         torch.testing.assert_close(sharded.pop("figures"), figures, rtol=1e-5, atol=1e-5)

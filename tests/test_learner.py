@@ -63,9 +63,7 @@ def test_gradients_of_other_shapes(changes: dict[str, object]) -> None:
 def test_checkpointed_activations_give_the_same_gradient() -> None:
     model = tiny_model()
     turns, _ = batch_of("full")
-    policy = TransformersPolicy(model)
-    policy.checkpoint_activations()
-    Learner(policy).gradient(turns)
+    Learner(TransformersPolicy(model), Optimization(activations="recompute")).gradient(turns)
     expected = plain_gradient(own_copy(tiny_model()), turns)
     torch.testing.assert_close(gradient(model), expected, rtol=1e-9, atol=1e-12)
 

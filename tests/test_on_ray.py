@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +24,11 @@ from divopd.store import Store
 from small_runs import config, outcome
 from store_processes import make_rollout, make_test_composer
 
-on_cluster = [pytest.mark.slow, pytest.mark.crash, pytest.mark.filterwarnings("default")]  # Ray leaves sockets open
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two nodes with a folder of their own: all sessions of a machine share the usual one."""
-    with TemporaryDirectory(prefix="ray", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+    with TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)  # a short path: sockets are in it
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         node = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
@@ -79,6 +80,27 @@ def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, mo
     assert sorted(rates) == [0, 20]
     trained = trained_keys(tmp_path / "run", updates=20)
     assert len(trained) == len(set(trained)) == account[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_ctrl_c_stops_cleanly_and_resume_goes_on(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    """`divopd train` on a cluster that is there, with two ranks: exit code 130, a checkpoint, a resume to the end."""
+    learner = {"updates": 12, "checkpoint_every": 50, "max_wait_s": 20, "ranks": 2}
+    settings = config(models, clock="live", cluster="ray", evaluation={"every": 12, "tasks": 3}, learner=learner)
+    begin_run(settings, tmp_path / "run")
+    command = [sys.executable, "-m", "divopd", "train", "--resume", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    with Store.open_read_only(tmp_path / "run") as store:
+        while store.updates < 3:
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(120) == 130
+        assert store.resume_point().next_update == store.updates
+    subprocess.run(command, check=True, capture_output=True, timeout=900)
+    trained = trained_keys(tmp_path / "run", updates=12)
+    assert len(trained) == len(set(trained))
 
 
 def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:

@@ -149,9 +149,7 @@ def memory_by_device(
             "gradient and AdamW": trained * (4 + ADAM_BYTES),
             "its copies": copies * student.parameters * width,
             "caches": in_flight * student.cache_bytes(tokens, width_bytes=width),
-            "activations": student.activation_bytes(
-                min(config.learner.max_tokens, config.composer.batch_size * tokens)
-            ),
+            "activations": _activations(config, student, tokens),
         }
     }
     if teachers:
@@ -171,13 +169,12 @@ def memory_by_actor(
     cache = student.cache_bytes(tokens, width_bytes=width)
     in_flight = config.explorer.rollouts_in_flight
     teaching = {"teacher": BYTES[config.teacher.dtype] * sum(teacher.parameters for teacher in teachers)}
-    rows = min(config.learner.max_tokens, config.composer.batch_size * tokens)
     acting = {"student": student.parameters * width}
     return {
         "learner": {
             "student": student.parameters * BYTES[config.student.dtype] // ranks,
             "gradient and AdamW": _trained_parameters(config, student) * (4 + ADAM_BYTES) // ranks,
-            "activations": student.activation_bytes(rows),
+            "activations": _activations(config, student, tokens),
         },
         "explorer": acting | {"caches": in_flight * cache} | (teaching if config.method == "divopd-r" else {}),
         "evaluator": acting | {"caches": (in_flight if in_vllm else config.evaluation.in_flight) * cache},
@@ -202,3 +199,10 @@ def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Fo
 def _trained_parameters(config: Config, student: ModelFacts) -> int:
     lora = config.student.lora
     return student.parameters if lora is None else lora.rank * student.adapter_rows
+
+
+def _activations(config: Config, student: ModelFacts, longest_row: int) -> int:
+    """Bytes of one pass of the learner; a row is never split, however small the bound on tokens is."""
+    tokens = max(longest_row, min(config.learner.max_tokens, config.composer.batch_size * longest_row))
+    kept = config.learner.activations == "keep"
+    return student.activation_bytes(tokens) if kept else student.recomputed_bytes(tokens)

@@ -52,6 +52,8 @@ class Learner:
         self.optimization = settings = optimization or Optimization()
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
+        if settings.activations == "recompute":
+            policy.checkpoint_activations()
         if self.ranks > 1:
             shard(policy)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]

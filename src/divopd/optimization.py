@@ -8,8 +8,9 @@ from typing import Literal
 class Optimization:
     """How an update is made; the defaults are the paper's.
 
-    `max_tokens` bounds the tokens that one rank computes at a time. `compute` is the type of the products; the weights
-    that are trained stay in float32, because a step of 1e-6 would be lost in bfloat16 ones.
+    `max_tokens` bounds the tokens that one rank computes at a time. `activations` are kept for the backward pass, or
+    computed again there: time for memory. `compute` is the type of the products; the weights that are trained stay in
+    float32, because a step of 1e-6 would be lost in bfloat16 ones.
     """
 
     lr: float = 1e-6
@@ -18,6 +19,7 @@ class Optimization:
     max_grad_norm: float = 1.0
     beta: float = 1.0
     max_tokens: int = 8192
+    activations: Literal["keep", "recompute"] = "keep"
     compute: Literal["float32", "bfloat16"] = "float32"
 
 

@@ -223,7 +223,8 @@ def _check_memory(
         if free and total > free:
             plan.problems.append(
                 f"memory: the run needs about {in_bytes(total)} on {device}, where {in_bytes(free)} are free; lower "
-                "learner.max_tokens, explorer.rollouts_in_flight or evaluation.in_flight, or set student.lora"
+                "learner.max_tokens, explorer.rollouts_in_flight or evaluation.in_flight, or set learner.activations "
+                "to recompute, or student.lora"
             )
 
 

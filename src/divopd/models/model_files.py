@@ -31,7 +31,14 @@ class ModelFacts:
 
     def activation_bytes(self, tokens: int) -> int:
         """About what a backward pass keeps of so many tokens: the inputs of each layer's norms and products."""
-        return tokens * self.layers * (6 * self.hidden + 4 * self.feed_forward) * 4
+        return self.layers * self._layer_bytes(tokens)
+
+    def recomputed_bytes(self, tokens: int) -> int:
+        """The same if a layer's activations are computed again when they are needed: its input is kept."""
+        return self._layer_bytes(tokens) + tokens * self.layers * self.hidden * 4
+
+    def _layer_bytes(self, tokens: int) -> int:
+        return tokens * (6 * self.hidden + 4 * self.feed_forward) * 4
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
