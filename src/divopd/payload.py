@@ -5,12 +5,13 @@ the lists: int32 ids, float64 log probabilities, one byte per mask entry. NaN, i
 come back as they were: whether a turn is valid is not this module's question.
 """
 
+import json
 import struct
 from hashlib import sha256
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
-from divopd.turns import MAX_LINE_BYTES, Turn
+from divopd.turns import MAX_LINE_BYTES, Rollout, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
 _HEADER = struct.Struct("<B6idq")
@@ -83,6 +84,25 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
         success=bool(flags & _SUCCESS) if flags & _OUTCOME else None,
         rollout_turns=rollout_turns if flags & _ROLLOUT_TURNS else None,
     )
+
+
+def encode_rollout(rollout: Rollout) -> bytes:
+    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
+    payloads = [encode_turn(turn) for turn in rollout.turns]
+    turns = [(turn.turn, turn.available_at, len(data)) for turn, data in zip(rollout.turns, payloads, strict=True)]
+    head = {"rollout": rollout.id, "task": rollout.task, "version": rollout.version, "turns": turns}
+    return b"".join([json.dumps(head).encode(), b"\n", *payloads])
+
+
+def decode_rollout(content: bytes) -> Rollout:
+    """The rollout of `encode_rollout`; anything else raises a ValueError, KeyError, TypeError or NotAStoreError."""
+    start = content.index(b"\n") + 1
+    head = json.loads(content[:start])
+    sizes, turns = head.pop("turns"), list[Turn]()
+    for turn, available_at, size in sizes:
+        turns.append(decode_turn(content[start : start + size], turn=turn, available_at=available_at, **head))
+        start += size
+    return Rollout(head["rollout"], tuple(turns))
 
 
 def decode_outcome(head: bytes | None) -> tuple[bool | None, float | None]:

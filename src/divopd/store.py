@@ -23,10 +23,10 @@ from divopd.journal import (
     exits_of,
     to_json_bytes,
 )
-from divopd.payload import digest_of, encode_turn
+from divopd.payload import digest_of, encode_rollout, encode_turn
 from divopd.store_reader import FigureKind, StoreReader, entry_digest, rollout_digest, seal
 from divopd.store_schema import connect, create_file, is_store, store_path
-from divopd.turns import Rollout, Turn, turn_from_json, turn_to_json
+from divopd.turns import Rollout, Turn, turn_from_json
 
 __all__ = ["Store", "StoreReader", "is_store", "store_path"]
 
@@ -70,11 +70,11 @@ class Store(StoreReader):
 
     def put_unscored(self, rollout: Rollout, *, generated_tokens: int) -> None:
         """Keep a rollout that has ended, durably, until the teacher has scored it and it is `put`; again is a no-op."""
-        text = to_json_bytes([turn_to_json(turn) for turn in rollout.turns])
+        content = encode_rollout(rollout)
         with self._transaction():
             if self._one("SELECT 1 FROM rollouts WHERE id = ?", rollout.id) is None:
-                row = (rollout.id, text, seal(text, rollout.id))
-                added = self._db.execute("INSERT OR IGNORE INTO unscored (id, json, digest) VALUES (?, ?, ?)", row)
+                row = (rollout.id, content, seal(content, rollout.id))
+                added = self._db.execute("INSERT OR IGNORE INTO unscored (id, content, digest) VALUES (?, ?, ?)", row)
                 tokens = generated_tokens * added.rowcount
                 self._db.execute("UPDATE state SET generated_tokens = generated_tokens + ?", (tokens,))
 

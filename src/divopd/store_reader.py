@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -23,15 +23,16 @@ from divopd.journal import (
     StoredTurn,
     decode_entry,
 )
-from divopd.payload import MAX_PAYLOAD_BYTES, decode_turn, digest_of
+from divopd.payload import MAX_PAYLOAD_BYTES, decode_rollout, decode_turn, digest_of
 from divopd.store_schema import LOCK_WAIT_S, connect, store_path, translated_errors
-from divopd.turns import ROLLOUT_ID, Fate, Rollout, Turn, turn_from_json
+from divopd.turns import ROLLOUT_ID, Fate, Rollout, Turn
 from divopd.validity import REASONS
 
 CHUNK = 256  # rows read at a time where all turns are visited
 FigureKind = Literal["update", "evaluation"]
 _JITTER = Random()  # so that no writer always comes too late; its own, because a run's randomness is part of its state
 Self = TypeVar("Self", bound="StoreReader")
+Content = TypeVar("Content")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, r.version, r.available_at, t.reason, t.disagreement, t.tokens,
     t.valid_tokens, t.first_seen, t.fate, t.fate_update"""
@@ -153,11 +154,10 @@ class StoreReader:
 
     def unscored(self, limit: int) -> list[Rollout]:
         """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
-        query = "SELECT id, json, digest FROM unscored ORDER BY number DESC LIMIT ?"
+        query = "SELECT id, content, digest FROM unscored ORDER BY number DESC LIMIT ?"
         with self.snapshot():
             rows = self._db.execute(query, (limit,)).fetchall()
-        waiting = [[turn_from_json(turn) for turn in self._json(text, digest, name)] for name, text, digest in rows]
-        return [Rollout(turns[0].rollout, tuple(turns)) for turns in waiting]
+        return [self._unsealed(decode_rollout, content, digest, name) for name, content, digest in rows]
 
     def spent(self) -> Spent:
         """What explorers and teacher have done so far."""
@@ -318,11 +318,15 @@ class StoreReader:
         return [_stored_turn(row) for row in self._db.execute(query, values)]
 
     def _json(self, text: bytes, digest: bytes, *about: object) -> Any:
+        return self._unsealed(json.loads, text, digest, *about)
+
+    def _unsealed(self, decode: Callable[[bytes], Content], content: bytes, digest: bytes, *about: object) -> Content:
+        """The decoded content, if it is the one that was written about this."""
         try:
-            if seal(text, *about) != digest:
+            if seal(content, *about) != digest:
                 raise ValueError
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            return decode(content)
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise NotAStoreError(f"{self.path}: a record in it is damaged; restore it from a copy") from None
 
     def _check_journaled(self, update: int) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from divopd.errors import ConflictError, NotAStoreError, StoreError
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION_ID = 0x64697664  # "divd", at byte 68 of the file
 MAGIC = b"SQLite format 3\0"
 HEADER = ("application_id", "user_version")
@@ -29,7 +29,7 @@ TABLES = (
     """CREATE TABLE unscored (                   -- rollouts that wait for the teacher
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
-        json BLOB NOT NULL,
+        content BLOB NOT NULL,
         digest BLOB NOT NULL
     ) STRICT""",
     """CREATE TABLE rollouts (
