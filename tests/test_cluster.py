@@ -17,14 +17,12 @@ from small_runs import config
 
 
 def test_gpus_follow_the_devices(models: Path) -> None:
-    """One for every actor whose model is on cuda, unless the config says otherwise; the resolved config says all."""
+    """One for every actor whose model is on cuda, unless the config says otherwise."""
     changes = {"student": {"device": "cuda"}, "gpus": {"evaluator": 0.5}, "explorer": {"processes": 3}}
     settings = config(models, clock="live", cluster="ray", learner={"ranks": 2}, **changes)
-    assert settings.gpus.model_dump() == {"learner": 1, "teacher": 0, "evaluator": 0.5, "explorer": 1}
     assert settings.gpu_plan == "5.5 GPUs (learner 1 × 2, teacher 0, evaluator 0.5, explorer 1 × 3)"
-    again = yaml.safe_load(settings.to_yaml())
-    assert again["gpus"]["explorer"] == 1
-    assert Config.model_validate({k: v for k, v in again.items() if k != "versions"}) == settings
+    again = {name: value for name, value in yaml.safe_load(settings.to_yaml()).items() if name != "versions"}
+    assert Config.model_validate(again) == settings
 
 
 @pytest.mark.parametrize(

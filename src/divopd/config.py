@@ -178,18 +178,18 @@ class Costs(Part):
 class GpusPart(Part):
     """GPUs of each actor on a cluster: of a rank of the learner, of the teacher, of the evaluator, of an explorer.
 
-    Less than one: several actors share a GPU. What is not said is 1 where the model is on cuda, else 0.
+    Less than one: several actors share a GPU. null: one where the model is on cuda, else none.
     """
 
-    learner: NonNegativeFloat
-    teacher: NonNegativeFloat
-    evaluator: NonNegativeFloat
-    explorer: NonNegativeFloat
+    learner: NonNegativeFloat | None = None
+    teacher: NonNegativeFloat | None = None
+    evaluator: NonNegativeFloat | None = None
+    explorer: NonNegativeFloat | None = None
 
     @field_validator("*")
     @classmethod
-    def _whole(cls, gpus: float) -> float:
-        if gpus > 1 and gpus % 1:
+    def _whole(cls, gpus: float | None) -> float | None:
+        if gpus is not None and gpus > 1 and gpus % 1:
             raise ValueError(f"got {gpus}; expected a share of one GPU, or a whole number of them")
         return gpus
 
@@ -225,7 +225,7 @@ class Config(Part):
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
     costs: Costs = Costs()
-    gpus: GpusPart
+    gpus: GpusPart = GpusPart()
 
     @model_validator(mode="before")
     @classmethod
@@ -275,13 +275,18 @@ class Config(Part):
                 raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")
         return self
 
+    def gpus_of(self, role: str) -> float:
+        """GPUs of each actor of a role on a cluster."""
+        said = getattr(self.gpus, role)
+        part = self.teacher if role == "teacher" else self.student
+        return float(part.device.startswith("cuda")) if said is None else said
+
     @property
     def gpu_plan(self) -> str:
         """The GPUs that a cluster must have, for people."""
         crew = {"learner": self.learner.ranks, "teacher": 1, "evaluator": 1, "explorer": self.explorer.processes}
-        gpus = self.gpus.model_dump()
-        parts = (f"{role} {gpus[role]:g}" + (f" × {count}" if count > 1 else "") for role, count in crew.items())
-        total = sum(gpus[role] * count for role, count in crew.items())
+        parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
+        total = sum(self.gpus_of(role) * count for role, count in crew.items())
         return f"{total:g} GPUs ({', '.join(parts)})"
 
     def make_composer(self) -> Composer:
@@ -321,10 +326,6 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
     _fill(prompts, asdict(style_for(str(name), answer="terse" if prompts.get("answer") == "terse" else "think")))
-    student, teacher = (
-        1.0 if str(_section(data, name).get("device")).startswith("cuda") else 0.0 for name in ("student", "teacher")
-    )
-    _fill(_section(data, "gpus"), {"learner": student, "teacher": teacher, "evaluator": student, "explorer": student})
     composer = _section(data, "composer")
     for shared, place in {"method": "method", "seed": "seed", "total_updates": "learner.updates"}.items():
         if shared in composer:

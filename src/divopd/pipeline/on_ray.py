@@ -258,10 +258,10 @@ class RayRun(LiveRun):
 
     def start(self, name: str) -> ActorWorker:
         kind, _ = kind_of(name)
-        gpus = self.config.gpus.model_dump()
+        roles = ("learner", "teacher") if kind == "preflight" else (kind,)  # which loads the models of both
         options = {
             "num_cpus": CPUS,
-            "num_gpus": gpus.get(kind, max(gpus.values())),  # the preflight loads the models of all
+            "num_gpus": max(self.config.gpus_of(role) for role in roles),
             "max_concurrency": 2,
             "scheduling_strategy": self._here if kind == "learner" else "SPREAD",
         }
