@@ -15,7 +15,10 @@ from divopd.environments.scienceworld import ScienceWorld
 from divopd.errors import UnknownNameError
 
 TYPES = ("find-animal", "find-living-thing", "find-non-living-thing", "find-plant")
-SPLITS = {"train": range(150), "test": range(150, 300)}  # variations of each type
+# Of the 300 variations of a type, three in a row have the same room, box and animals, and 30 in a row the same animals.
+# The threes are dealt out, so that a test task is a new combination of what was seen in training.
+_DEALT = random.Random(42).sample(range(100), 100)
+SPLITS = {"train": _DEALT[:50], "test": _DEALT[50:]}
 PLACES = (
     "art studio", "bathroom", "bedroom", "foundry", "greenhouse", "hallway", "kitchen", "living room", "outside",
     "workshop",
@@ -38,7 +41,8 @@ def tasks(split: str) -> list[str]:
     """The tasks of a split: the same types in both, other variations, in one fixed shuffled order."""
     if split not in SPLITS:
         raise UnknownNameError("split of scienceworld-short", split, SPLITS)
-    names = [f"{name}/{variation}" for name in TYPES for variation in SPLITS[split]]
+    variations = [3 * dealt + place for dealt in SPLITS[split] for place in range(3)]
+    names = [f"{name}/{variation}" for name in TYPES for variation in variations]
     random.Random(42).shuffle(names)
     return names
 
