@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from divopd.config import load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
-from divopd.embedded import RECIPES, SHIPPED, embedded_model, find_embedded  # noqa: E402
+from divopd.embedded import RECIPES, SHIPPED, Recipe, embedded_model, find_embedded  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.pipeline.evaluator import Evaluator  # noqa: E402
@@ -56,6 +56,20 @@ def test_the_teacher_knows_its_way_and_the_student_does_not() -> None:
     teacher, student = load("teacher"), load("student")
     assert evaluator(teacher, tasks=30).evaluate(teacher)["success_rate"] >= 80
     assert evaluator(student, tasks=30).evaluate(student)["success_rate"] <= 30
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_shipped_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lessons, weakening and saving all run, with a recipe of a few updates; the second call finds the folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    brief = Recipe("webshop-small", seed=0, stages=((2, 3e-3), (1, 1e-3)), weak_percent=100.0, weak_updates=10)
+    monkeypatch.setitem(RECIPES, "webshop-small/brief", brief)
+    folder = embedded_model("webshop-small/brief")
+    assert tmp_path in folder.parents
+    built = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert embedded_model("webshop-small/brief") == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == built
+    assert load("webshop-small/brief").model.num_parameters() < 2e6
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 `embedded:teacher` and `embedded:student` in a configuration are those of the default environment and come with the
 package. `embedded:ENV/teacher` and `embedded:ENV/student` are built on first use, with a progress bar, and kept in the
-user's cache folder. `python -m divopd.embedded NAME FOLDER` builds any of them anew, in minutes on one core.
+user's cache folder. `python -m divopd.embedded NAME FOLDER` builds any of them anew, in ten to forty minutes of one core.
 
 The student is trained like the teacher, from other random weights, and is then weakened on the rollouts of a policy
 that slips: it is competent but weak, as a pretrained model with a poor policy is. It never sees the teacher's weights.
@@ -42,10 +42,10 @@ class Recipe:
 RECIPES = {
     "alfworld-small/teacher": Recipe("alfworld-small", seed=1),
     "alfworld-small/student": Recipe("alfworld-small", seed=0, stages=((2400, 3e-3), (1000, 2e-3)), weak_percent=22.0),
-    "webshop-small/teacher": Recipe("webshop-small", seed=0, stages=((1200, 3e-3),)),
-    "webshop-small/student": Recipe("webshop-small", seed=1, stages=((1200, 3e-3),), weak_percent=22.0),
-    "scienceworld-short/teacher": Recipe("scienceworld-short", seed=0, stages=((800, 3e-3),)),
-    "scienceworld-short/student": Recipe("scienceworld-short", seed=1, stages=((800, 3e-3),), weak_percent=22.0),
+    "webshop-small/teacher": Recipe("webshop-small", seed=1, stages=((1800, 3e-3),)),
+    "webshop-small/student": Recipe("webshop-small", seed=0, weak_percent=25.0),
+    "scienceworld-short/teacher": Recipe("scienceworld-short", seed=0, stages=((2000, 3e-3),)),
+    "scienceworld-short/student": Recipe("scienceworld-short", seed=1, stages=((1200, 3e-3),), weak_percent=25.0),
 }
 
 
