@@ -31,8 +31,9 @@ def cluster() -> Iterator[Cluster]:
     with TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)  # a short path: sockets are in it
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        node = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=node)
+        patch.setenv("RAY_agent_register_timeout_ms", "300000")  # a starved machine is no broken one
+        node = {"num_cpus": 1, "object_store_memory": 80_000_000, "dashboard_agent_listen_port": 0}
+        cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": True, "dashboard_port": 0})
         cluster.add_node(**node)
         patch.setenv("RAY_ADDRESS", cluster.address)
         yield cluster
@@ -84,8 +85,8 @@ def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, mo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_ctrl_c_stops_cleanly_and_resume_goes_on(cluster: Cluster, models: Path, tmp_path: Path) -> None:
-    """`divopd train` on a cluster that is there, with two ranks: exit code 130, a checkpoint, a resume to the end."""
+def test_ctrl_c_stops_cleanly_and_a_job_goes_on(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    """`divopd train` with two ranks: exit code 130 and a checkpoint; then `ray job submit` resumes it to the end."""
     learner = {"updates": 12, "checkpoint_every": 50, "max_wait_s": 20, "ranks": 2}
     settings = config(models, clock="live", cluster="ray", evaluation={"every": 12, "tasks": 3}, learner=learner)
     begin_run(settings, tmp_path / "run")
@@ -98,7 +99,9 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(cluster: Cluster, models: Path,
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(120) == 130
         assert store.resume_point().next_update == store.updates
-    subprocess.run(command, check=True, capture_output=True, timeout=900)
+    submit = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", f"http://{cluster.webui_url}"]
+    done = subprocess.run([*submit, "--", *command], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     trained = trained_keys(tmp_path / "run", updates=12)
     assert len(trained) == len(set(trained))
 

@@ -77,6 +77,10 @@ class StoreActor:
                 raise
             return self._store.batch(update)
 
+    def close(self) -> None:
+        """At the end of the run: SQLite then brings its log into the file."""
+        self._store.close()
+
     @ray.method(max_task_retries=0)
     def record_event(self, kind: str, event: dict[str, Any]) -> None:
         self._store.record_event(kind, event)
@@ -251,7 +255,11 @@ class RayRun(LiveRun):
             folder = self.folder.absolute()
             self.store = ray.remote(**lasting)(StoreActor).remote(folder)
             self.weights = ray.remote(**lasting, concurrency_groups={"reading": 1})(WeightsActor).remote(folder)
-            super().run()
+            try:
+                super().run()
+            finally:
+                with suppress(RayActorError):  # it could not start: the run's own error says more
+                    _answer(self.store.close.remote())
         finally:
             if connected:
                 ray.shutdown()
@@ -285,10 +293,13 @@ class RayRun(LiveRun):
 
 
 def connect() -> None:
-    """Join the cluster that RAY_ADDRESS or `ray start` on this machine names; without one, start a local one."""
+    """Join the cluster that RAY_ADDRESS or `ray start` on this machine names; without one, start one here.
+
+    Ray listens on all addresses of the machine, so the one that is started here answers to the user's token only.
+    """
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         ray.init(address="auto", **quiet)
     except ConnectionError:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        ray.init(address="local", include_dashboard=False, **quiet)
