@@ -152,7 +152,7 @@ class RemoteWeights:
         while True:
             try:
                 [reference] = _answer(self._actor.fetch.remote(version))
-                arrays = ray.get(reference)
+                arrays = cast(dict[str, Any], ray.get(reference))
                 break
             except ObjectLostError:  # its owner died; the next one reads the file again
                 continue
@@ -213,7 +213,7 @@ class ActorWorker:
 
     def _end(self) -> int:
         try:
-            refusal = ray.get(self._done)
+            refusal = cast(str | None, ray.get(self._done))
         except RayError as error:
             self._write(str(error))
             return 1 if isinstance(error, RayTaskError) else DIED
@@ -251,10 +251,12 @@ class RayRun(LiveRun):
             connect()
         try:
             self._here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            lasting = {"num_cpus": CPUS, "scheduling_strategy": self._here, "max_restarts": -1, "max_task_retries": -1}
+            here = {"num_cpus": CPUS, "scheduling_strategy": self._here}
+            lasting: dict[str, Any] = here | {"max_restarts": -1, "max_task_retries": -1}
+            reading: dict[str, Any] = lasting | {"concurrency_groups": {"reading": 1}}
             folder = self.folder.absolute()
             self.store = ray.remote(**lasting)(StoreActor).remote(folder)
-            self.weights = ray.remote(**lasting, concurrency_groups={"reading": 1})(WeightsActor).remote(folder)
+            self.weights = ray.remote(**reading)(WeightsActor).remote(folder)
             try:
                 super().run()
             finally:
