@@ -2,7 +2,7 @@
 
 `embedded:teacher` and `embedded:student` in a configuration are those of the default environment and come with the
 package. `embedded:ENV/teacher` and `embedded:ENV/student` are built on first use, with a progress bar, and kept in the
-user's cache folder. `python -m divopd.embedded NAME FOLDER` builds any of them anew, in ten to forty minutes of one core.
+user's cache folder. `python -m divopd.embedded NAME FOLDER` builds any of them anew, in ten to forty minutes of a core.
 
 The student is trained like the teacher, from other random weights, and is then weakened on the rollouts of a policy
 that slips: it is competent but weak, as a pretrained model with a poor policy is. It never sees the teacher's weights.

@@ -36,7 +36,7 @@ class LiveLearner:
         self.composer = role.config.make_composer()
         self.epoch = self.store.begin_learner() if self.is_first else 0
         self.version = 0
-        self.learner_s = self.waited_s = 0.0
+        self.learner_s = self.waited_s = self.starved_s = 0.0
         self.trained_tokens = self.computed_tokens = 0
         self.began = time.monotonic()
         newest = latest_checkpoint(self.folder / "checkpoints")
@@ -71,14 +71,16 @@ class LiveLearner:
             return None
 
     def _composed(self) -> JournaledBatch:
-        self.waited_s = 0.0
+        self.waited_s = self.starved_s = 0.0
         if self.version < self.store.updates:
             return self.store.batch(self.version)
-        start = time.monotonic()
+        start = now = time.monotonic()
         while (rows := self._rows()) < self.config.composer.batch_size:
-            if rows and time.monotonic() - start > self.config.learner.max_wait_s:
+            if rows and now - start > self.config.learner.max_wait_s:
                 break
             self.role.wait()
+            before, now = now, time.monotonic()
+            self.starved_s += 0.0 if rows else now - before
         self.waited_s = time.monotonic() - start
         return self.store.compose(self.composer, update=self.version, epoch=self.epoch)
 
@@ -119,6 +121,7 @@ class LiveLearner:
             "wall_s": time.monotonic() - self.began,
             "learner_s": self.learner_s,
             "waited_s": self.waited_s,
+            "starved_s": self.starved_s,  # of it, with no valid turn in the queue
             "rollouts_used": decided.used,
             "rollouts_unused": decided.unused,
             "rollouts_put": spent.rollouts,

@@ -129,7 +129,7 @@ def _queue(role: Role, scored: list[Rollout]) -> None:
 
 def evaluate(role: Role) -> None:
     """Evaluate every version that is due, as soon as it is published; ends after the last one."""
-    os.nice(5)  # where cores are few, learner and explorers come first
+    os.nice(15)  # where cores are few, learner and explorers come first
     student = load_actor(role.config)
     evaluator = Evaluator(role.config, Codec(student.tokenizer))
     last = role.config.learner.updates
