@@ -49,6 +49,19 @@ class Sample:
     truncated_share: float
 
 
+def largest_sample(config: Config) -> Sample:
+    """What the configuration allows at most: for an environment that cannot be played here."""
+    prompt, response = config.prompts.max_prompt_tokens, config.explorer.max_response_tokens
+    return Sample(
+        turns=config.environment.horizon,
+        response_tokens=response,
+        row_tokens=prompt + response,
+        whole_tokens=prompt + response,
+        longest_prompt=prompt,
+        truncated_share=0.0,
+    )
+
+
 def sample_rollouts(config: Config, codec: Any, tasks: Sequence[str]) -> Sample:
     """Play the tasks with random actions, and measure prompts as the student will see them."""
     rng = random.Random(0)

@@ -3,6 +3,9 @@
 plan = make_plan(config, out=Path("runs/first"))
 print("\n".join(plan.lines))
 plan.refuse_problems()
+
+A run that wants a GPU where there is none will run elsewhere: what this machine lacks is then no problem, the plan says
+what the other one needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,7 @@ from divopd.forecast import (
     Sample,
     disk_bytes,
     forecast,
+    largest_sample,
     memory_by_actor,
     memory_by_device,
     sample_rollouts,
@@ -30,6 +34,7 @@ from divopd.forecast import (
 from divopd.machine import free_disk, free_memory, in_bytes
 from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
+from divopd.models.published import PUBLISHED
 from divopd.prompts import Codec
 from divopd.teacher import check_lengths, check_vocabularies
 
@@ -49,8 +54,16 @@ TINY = ModelFacts(
 class Plan:
     """What will run, in lines for people, and what stands in its way, one line each."""
 
+    elsewhere: bool = False  # it will not run on this machine
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def lack(self, what: str) -> None:
+        """Something is missing on this machine."""
+        if self.elsewhere:
+            self.say("needs", what)
+        else:
+            self.problems.append(what)
 
     def say(self, title: str, text: str) -> None:
         self.lines.append(f"{title:<11} {text}")
@@ -73,20 +86,25 @@ class Plan:
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a model before it is loaded; the tokenizer of an embedded one that is not built is not there."""
+    """What is known of a model before it is loaded. One that is not there yet has no tokenizer; `absent` says why."""
 
     facts: ModelFacts
     tokenizer: Any | None
+    absent: str = ""
 
 
 def make_plan(config: Config, *, out: Path) -> Plan:
     """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
-    plan = Plan()
+    devices = {part.device for part in (config.student, config.teacher)}
+    absent = sorted(d for d in devices if d.startswith("cuda") and not _cuda_memory(d))
+    plan = Plan(elsewhere=bool(absent))
     plan.say(
         "run", f"{config.method} on {config.environment.name}, {config.clock} clock, seed {config.seed}, into {out}"
     )
     if config.cluster:
         plan.say("cluster", f"Ray: {config.gpu_plan}; learner and store are on the machine that starts the run")
+    for device in absent:
+        plan.say("needs", f"{device}: torch sees no such device here, so this is a plan for another machine")
     train = _check_tasks(config, plan)
     student = _check_model(config, config.student, "student", plan)
     teacher = None if config.teacher.url else _check_model(config, config.teacher, "teacher", plan)
@@ -99,15 +117,15 @@ def make_plan(config: Config, *, out: Path) -> Plan:
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
-    if train:
-        with plan.noting(f"environment {config.environment.name}"):
-            codec = Codec(student.tokenizer) if student and student.tokenizer else CharacterCodec()
-            sample = sample_rollouts(config, codec, train[:ROLLOUTS])
-            expected = forecast(config, sample)
+    with plan.noting(f"environment {config.environment.name}"):
+        codec = Codec(student.tokenizer) if student and student.tokenizer else CharacterCodec()
+        sample = sample_rollouts(config, codec, train[:ROLLOUTS]) if train else largest_sample(config)
+        expected = forecast(config, sample)
+        if train:
             _say_work(config, plan, sample, expected)
-            if student:
-                _check_memory(config, plan, student.facts, list(local.values()), sample)
-                _check_disk(plan, disk_bytes(config, student.facts, sample, expected), out)
+        if student:
+            _check_memory(config, plan, student.facts, list(local.values()), sample)
+            _check_disk(plan, disk_bytes(config, student.facts, sample, expected), out)
     return plan
 
 
@@ -120,7 +138,7 @@ def _check_tasks(config: Config, plan: Plan) -> list[str]:
     missing = missing_parts(environment.name)
     if missing:
         install = find_entry(environment.name).install
-        plan.problems.append(f"environment {environment.name}: missing {', '.join(missing)}; {install}")
+        plan.lack(f"environment {environment.name}: missing {', '.join(missing)}; {install}")
         return []
     with plan.noting("environment"):
         train = tasks(environment.name, environment.train_split, **environment.settings)
@@ -144,25 +162,22 @@ def _check_tasks(config: Config, plan: Plan) -> list[str]:
 def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Found | None:
     found = None
     with plan.noting(f"{role}.model"):
-        found = _find_model(part.model)
-        built = "" if found.tokenizer else ", built on first use"
-        plan.say(
-            role, f"{part.model}: {_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}{built}"
-        )
+        found = _find_model(part.model, plan)
+        size = f"{_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}"
+        plan.say(role, f"{part.model}: {size}{found.absent}")
         _check_context(config, found, role)
-    if part.device.startswith("cuda") and not _cuda_memory(part.device):
-        plan.problems.append(
-            f"{role}.device is {part.device}, but torch sees no such device here; run where there is one, or set cpu"
-        )
     return found
 
 
-def _find_model(model: str) -> Found:
-    folder: Path | None = Path(model)
+def _find_model(model: str, plan: Plan) -> Found:
     if model.startswith("embedded:"):
         folder = find_embedded(model.removeprefix("embedded:"))
-    if folder is None:
-        return Found(TINY, None)
+        if folder is None:
+            return Found(TINY, None, ", built on first use")
+    else:
+        folder = Path(model)
+    if plan.elsewhere and not folder.exists() and folder.name in PUBLISHED:
+        return Found(PUBLISHED[folder.name], None, "; not here yet")
     return Found(read_model_facts(folder), load_tokenizer(folder))
 
 
@@ -188,7 +203,7 @@ def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> 
         plan.say("", f"tasks {pattern}: {model}")
         if not model.startswith(("http://", "https://")):
             with plan.noting(f"teacher.by_task {pattern}"):
-                teacher = _find_model(model)
+                teacher = _find_model(model, plan)
                 found[model] = teacher.facts
                 _check_context(config, teacher, "teacher")
                 _compare_vocabularies(student, teacher)
@@ -205,7 +220,7 @@ def _check_extras(config: Config, plan: Plan) -> None:
         wanted["ray"] = "ray"
     for module, extra in wanted.items():
         if find_spec(module) is None:
-            plan.problems.append(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
+            plan.lack(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
 
 
 def _check_memory(
@@ -221,7 +236,7 @@ def _check_memory(
         total = sum(parts.values())
         plan.say("memory", f"about {in_bytes(total)} on {device} ({_listed(parts)}); {_free(free)}")
         if free and total > free:
-            plan.problems.append(
+            plan.lack(
                 f"memory: the run needs about {in_bytes(total)} on {device}, where {in_bytes(free)} are free; lower "
                 "learner.max_tokens, explorer.rollouts_in_flight or evaluation.in_flight, or set learner.activations "
                 "to recompute, or student.lora"
@@ -232,7 +247,7 @@ def _check_disk(plan: Plan, parts: dict[str, int], out: Path) -> None:
     free, total = free_disk(out), sum(parts.values())
     plan.say("disk", f"about {in_bytes(total)} ({_listed(parts)}); {_free(free)}")
     if total > free:
-        plan.problems.append(
+        plan.lack(
             f"disk: the run writes about {in_bytes(total)}, but only {in_bytes(free)} are free at {out}; choose "
             "another --out, or raise evaluation.every"
         )

@@ -1,0 +1,47 @@
+"""The shapes of the models that the paper's settings name, as published: a dry run can do without their weights."""
+
+from divopd.models.model_files import ModelFacts
+
+HEAD = 128  # the width of a head, in all of them
+
+
+def _qwen(
+    layers: int,
+    hidden: int,
+    wide: int,
+    *,
+    heads: int,
+    key_heads: int,
+    generation: int,
+    vocabulary: int = 151936,
+) -> ModelFacts:
+    """A Qwen decoder. Those with fewer than 5 billion parameters have no head of their own."""
+    queries, keys = heads * HEAD, key_heads * HEAD
+    linear = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
+    linear += [(hidden, wide), (hidden, wide), (wide, hidden)]
+    small = {2: queries + 2 * keys, 3: 2 * HEAD}[generation] + 2 * hidden  # biases or norms of queries and keys; norms
+    layer = sum(inputs * outputs for inputs, outputs in linear) + small
+    embeddings = vocabulary * hidden * (2 if hidden > 3000 else 1)
+    return ModelFacts(
+        parameters=layers * layer + embeddings + hidden,
+        layers=layers,
+        hidden=hidden,
+        feed_forward=wide,
+        cache_width=2 * keys,
+        context_length={2: 32768, 3: 40960}[generation],
+        vocabulary=vocabulary,
+        adapter_rows=layers * sum(inputs + outputs for inputs, outputs in linear),
+    )
+
+
+_SEVEN = _qwen(28, 3584, 18944, heads=28, key_heads=4, generation=2, vocabulary=152064)
+PUBLISHED = {
+    "Qwen3-1.7B": _qwen(28, 2048, 6144, heads=16, key_heads=8, generation=3),
+    "Qwen3-4B": _qwen(36, 2560, 9728, heads=32, key_heads=8, generation=3),
+    "Qwen2.5-1.5B-Instruct": _qwen(28, 1536, 8960, heads=12, key_heads=2, generation=2),
+    "Qwen2.5-3B-Instruct": _qwen(36, 2048, 11008, heads=16, key_heads=2, generation=2),
+    "Qwen2.5-7B-Instruct": _SEVEN,
+    "GiGPO-Qwen2.5-7B-Instruct-ALFWorld": _SEVEN,
+    "GiGPO-Qwen2.5-7B-Instruct-WebShop": _SEVEN,
+    "Embodied-Planner-R1-ScienceWorld": _SEVEN,
+}
