@@ -19,7 +19,7 @@ from divopd.report.runs import RunFigures
 from divopd.store import Store
 
 METHODS = ("vanilla", "divopd")
-QUICK = ("learner.updates=20", "evaluation.tasks=30")
+QUICK = ("learner.updates=16", "evaluation.tasks=30")
 POLL_S = 0.5
 
 
