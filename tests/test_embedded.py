@@ -62,7 +62,7 @@ def test_the_teacher_knows_its_way_and_the_student_does_not() -> None:
 def test_a_model_that_is_not_shipped_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lessons, weakening and saving all run, with a recipe of a few updates; the second call finds the folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    brief = Recipe("webshop-small", seed=0, stages=((2, 3e-3), (1, 1e-3)), weak_percent=100.0, weak_updates=10)
+    brief = Recipe("webshop-small", seed=0, stages=((2, 3e-3),), weak_percent=100.0, weak_updates=1)
     monkeypatch.setitem(RECIPES, "webshop-small/brief", brief)
     folder = embedded_model("webshop-small/brief")
     assert tmp_path in folder.parents
