@@ -79,14 +79,12 @@ def load_checkpoint(path: Path | str, *, model: "nn.Module", optimizer: "optim.O
     A damaged checkpoint, or one of another model, raises a CheckpointError that names the file, says what differs and,
     for a damaged one, offers the previous; then nothing was filled.
     """
-    from safetensors.torch import load_file
-
     path = Path(path)
     manifest = verify(path)
     for name in CHECKPOINT_FILES:
         if name not in manifest["files"]:
             raise refusal(path, f"{name} is missing; got published weights, expected a checkpoint")
-    weights = load_file(path / WEIGHTS)
+    weights = _read_tensors(path)
     check_alike(_kinds(weights), _kinds(_named_tensors(model)), source=f"{path}: {WEIGHTS}")
     settings, randomness, state = (_read_json(path / f"{name}.json") for name in ("optimizer", "random", "state"))
     optimizer_state = _unflatten_optimizer(path, settings, model, optimizer)
@@ -109,24 +107,18 @@ def publish_weights(folder: Path | str, version: int, model: "nn.Module", *, kee
     return verify(target)["files"][WEIGHTS]["sha256"]
 
 
-def load_weights(path: Path | str, model: "nn.Module") -> str:
-    """Fill a model with the weights of a published version or of a checkpoint, and return their digest.
+def load_weights(path: Path | str, model: "nn.Module") -> None:
+    """Fill a model with the weights of a published version or of a checkpoint.
 
     Damaged weights, or those of another model, raise a CheckpointError; then the model is as it was.
     """
-    from safetensors.torch import load_file
-
-    manifest = verify(path)
-    fill_weights(model, load_file(Path(path) / WEIGHTS), source=f"{path}: {WEIGHTS}")
-    return manifest["files"][WEIGHTS]["sha256"]
+    fill_weights(model, read_weights(path), source=f"{path}: {WEIGHTS}")
 
 
 def read_weights(path: Path | str) -> dict[str, "Tensor"]:
     """The weights of a published version or of a checkpoint; damaged ones raise a CheckpointError."""
-    from safetensors.torch import load_file
-
     verify(path)
-    return load_file(Path(path) / WEIGHTS)
+    return _read_tensors(Path(path))
 
 
 def fill_weights(model: "nn.Module", tensors: Mapping[str, "Tensor"], *, source: str) -> None:
@@ -197,6 +189,12 @@ def _write_tensors(file: Path, tensors: dict[str, "Tensor"]) -> None:
         save_file(tensors, file)
     except SafetensorError as error:  # a full disk arrives as one
         raise OSError(str(error)) from None
+
+
+def _read_tensors(path: Path) -> dict[str, "Tensor"]:
+    from safetensors.torch import load_file
+
+    return load_file(path / WEIGHTS)
 
 
 def _kinds(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
