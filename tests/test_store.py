@@ -469,3 +469,15 @@ def test_a_second_connection_of_a_process_leaves_the_first_its_sight(tmp_path: P
         for events in range(3):
             assert [len(first.events()), len(second.events())] == [events, events]
             subprocess.run([sys.executable, "-c", child, str(tmp_path)], check=True)
+
+
+def test_a_store_can_be_opened_while_another_process_moves_its_log_into_the_file(tmp_path: Path) -> None:
+    """The first page says how many pages there are, and is written before those that are new."""
+    with Store.create(tmp_path / "store.db") as store:
+        for number in range(40):  # the file will have to grow
+            store.put(make_rollout(f"r{number}"))
+        more = "import sys; f = open(sys.argv[1], 'r+b'); f.seek(28); n = int.from_bytes(f.read(4), 'big')"
+        more += "; f.seek(28); f.write((n + 9).to_bytes(4, 'big'))"
+        subprocess.run([sys.executable, "-c", more, str(tmp_path / "store.db")], check=True)
+        with Store.open_read_only(tmp_path) as reader:
+            assert reader.backlog() == store.backlog() > 0

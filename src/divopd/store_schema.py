@@ -188,7 +188,9 @@ def _check_header(path: Path) -> None:
         # immutable: as it is, no log and no lock file
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             [[application], [found]] = (connection.execute(f"PRAGMA {name}").fetchone() for name in HEADER)
-    except (sqlite3.Error, UnicodeDecodeError):
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if "malformed" in str(error):  # SQLITE_CORRUPT, whose number Python 3.10 does not tell
+            return  # or another process is just moving its log into the file: opening it with the log tells which
         raise NotAStoreError(
             f"{path}: not a store; expected a run's {STORE_NAME} (a recording of JSON lines is no store)"
         ) from None
