@@ -1,5 +1,7 @@
 """Prompts and parsing: append-only histories, caps, and environments that try to forge a role."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,7 +128,7 @@ def test_no_history(codec: Codec) -> None:
 
 
 def test_observations_and_prompts_are_capped(codec: Codec) -> None:
-    """An endless observation is cut; a prompt that does not fit keeps its last tokens and is marked."""
+    """An endless observation is cut; a prompt that does not fit keeps its last tokens, mostly, and is marked."""
     style = PromptStyle(max_observation_chars=100, max_prompt_tokens=300)
     conversation = start(style, codec, "x" * 1_000_000)
     first = conversation.prompt()
@@ -135,8 +137,21 @@ def test_observations_and_prompts_are_capped(codec: Codec) -> None:
     conversation.add(codec.response_ids("go"), "go", Observation("y" * 5_000, ["z" * 5_000]))
     second = conversation.prompt()
     assert second.truncated
-    assert len(second.ids) == 300
+    assert 300 - 75 < len(second.ids) <= 300
     assert second.ids[-len(codec.open_response) :] == codec.open_response
+
+
+def test_most_cut_prompts_extend_the_one_before(codec: Codec) -> None:
+    """What was read of a prompt that did not fit need not be read again, until a quarter more has to be cut."""
+    conversation = start(PromptStyle(max_prompt_tokens=1200), codec)
+    prompts = []
+    for turn in range(100):
+        conversation.add(codec.response_ids("go"), "go", Observation(f"room {turn}", []))
+        prompts.append(conversation.prompt())
+    cut = [prompt.ids for prompt in prompts if prompt.truncated]
+    extends = [after[: len(before)] == before for before, after in pairwise(cut)]
+    assert all(len(ids) <= 1200 for ids in cut)
+    assert 0.5 < sum(extends) / len(extends) < 1.0
 
 
 def test_prompt_of_exactly_the_limit_is_whole(codec: Codec) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from divopd.environments.environment import Observation
 from divopd.prompts.codec import Codec
@@ -36,10 +37,15 @@ class Conversation:
         self._ids = self._head() + codec.text_ids(style.describe(first)) + codec.open_response
 
     def prompt(self) -> Prompt:
-        """The prompt of the next turn, cut to its last `max_prompt_tokens` tokens if it is longer."""
+        """The prompt of the next turn; if it is longer than `max_prompt_tokens`, its last tokens that fit.
+
+        It is cut at a multiple of a quarter of that: so most cut prompts, too, extend the one before, and what was read
+        of it need not be read again.
+        """
         ids = self._ids if self._style.history == "full" or not self._past else self._written_anew()
         limit = self._style.max_prompt_tokens
-        return Prompt(list(ids[-limit:]), truncated=len(ids) > limit)
+        quarter, excess = max(1, limit // 4), max(0, len(ids) - limit)
+        return Prompt(ids[ceil(excess / quarter) * quarter :], truncated=excess > 0)
 
     def add(self, response_ids: Sequence[int], action: str | None, observation: Observation) -> None:
         """A turn is over: what was answered (by the student or by the teacher in its place) and what was seen then."""
