@@ -110,7 +110,7 @@ def _late(flow: _Flow, settings: Settings) -> tuple[str, tuple[str, ...]]:
     return situation, (
         f"raise composer.max_staleness above {settings.max_staleness}",
         "make rollouts shorter (environment.horizon)",
-        "add explorers",
+        "play fewer at once, each of which then ends sooner (explorer.rollouts_in_flight)",
     )
 
 
