@@ -5,6 +5,8 @@ layout that was given to its forward pass: `Packed` for log probabilities, `KeyV
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "divopd"
+ROOM = 128  # tokens: rows get room in steps of this
 
 
 class Layout(Protocol):
@@ -32,62 +35,57 @@ class Packed:
 
 
 class KeyValues:
-    """The keys and values of a batch of rows that grow while they are generated, room for `room` tokens in each row.
+    """The keys and values of rows that grow while they are read and generated; they stay there between turns.
 
-    `lengths` says how many tokens of each row are there. `expect` announces how many more of each the next forward pass
-    brings; `grow` counts them in afterwards.
+    `lengths` says how many tokens of each row are there. `expect` announces the rows of the next forward pass and how
+    many tokens it brings of each; `grow` counts them in afterwards.
     """
 
-    def __init__(self, rows: int, room: int) -> None:
-        self.lengths = [0] * rows
-        self.room = room
-        self.new = [0] * rows
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.rows: list[int] = []
+        self.new: list[int] = []
+        self._room = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._one_each: dict[int | None, _OneEach] = {}  # of this forward pass, by window
 
-    def expect(self, new: Sequence[int]) -> None:
-        self.new = list(new)
+    def make_room(self, rows: int, room: int) -> None:
+        """Let there be so many rows at least, with room for so many tokens in each."""
+        rows, room = max(rows, len(self.lengths)), max(room, self._room)
+        self.lengths += [0] * (rows - len(self.lengths))
+        self._room = ROOM * ceil(room / ROOM)
+        self._layers = {n: (self._enlarged(k), self._enlarged(v)) for n, (k, v) in self._layers.items()}
+
+    def _enlarged(self, buffer: Tensor) -> Tensor:
+        if buffer.shape[0] == len(self.lengths) and buffer.shape[2] == self._room:
+            return buffer
+        larger = self._zeros(buffer)
+        larger[: buffer.shape[0], :, : buffer.shape[2]] = buffer
+        return larger
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        """For rows × heads × tokens × width; zeros, because 0 · NaN, a masked position of empty memory, is NaN."""
+        return like.new_zeros(len(self.lengths), like.shape[-3], self._room, like.shape[-1])
+
+    def expect(self, rows: Sequence[int], new: Sequence[int]) -> None:
+        self.rows, self.new, self._one_each = list(rows), list(new), {}
 
     def grow(self) -> None:
-        self.lengths = [length + new for length, new in zip(self.lengths, self.new, strict=True)]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Forget all rows but these."""
-        self.lengths = [self.lengths[row] for row in rows]
-        index = torch.tensor(rows)
-        self.layers = {n: (k[index.to(k.device)], v[index.to(v.device)]) for n, (k, v) in self.layers.items()}
-
-    def row(self, row: int) -> dict[int, tuple[Tensor, Tensor]]:
-        """A copy of one row's keys and values, per layer."""
-        length = self.lengths[row]
-        return {n: (k[row, :, :length].clone(), v[row, :, :length].clone()) for n, (k, v) in self.layers.items()}
-
-    def fill(self, row: int, saved: dict[int, tuple[Tensor, Tensor]], length: int) -> None:
-        """Put the first `length` tokens of what `row()` gave into a row."""
-        for layer, (key, value) in saved.items():
-            keys, values = self._buffers(layer, key, value)
-            keys[row, :, :length], values[row, :, :length] = key[:, :length], value[:, :length]
-        self.lengths[row] = length
-
-    def _buffers(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if layer not in self.layers:
-            rows = len(self.lengths)
-            # zeros, not empty: a masked position still enters the product, and 0 · NaN is NaN
-            self.layers[layer] = (
-                key.new_zeros(rows, key.shape[0], self.room, key.shape[2]),
-                value.new_zeros(rows, value.shape[0], self.room, value.shape[2]),
-            )
-        return self.layers[layer]
+        for row, new in zip(self.rows, self.new, strict=True):
+            self.lengths[row] += new
 
     def attend(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None) -> Tensor:
         query, key, value = qkv
-        buffers = self._buffers(layer, key, value)
+        if layer not in self._layers:
+            self._layers[layer] = (self._zeros(key), self._zeros(value))
+        buffers = self._layers[layer]
         if all(new == 1 for new in self.new):
             return self._attend_one_each(buffers, qkv, scale=scale, window=window)
         outputs, at = [], 0
-        for row, (start, new) in enumerate(zip(self.lengths, self.new, strict=True)):
+        for row, new in zip(self.rows, self.new, strict=True):
             if not new:
                 continue
-            here, end = slice(at, at + new), start + new
+            here, start, end = slice(at, at + new), self.lengths[row], self.lengths[row] + new
             for buffer, fresh in zip(buffers, (key, value), strict=True):
                 buffer[row, :, start:end] = fresh[:, here]
             keys, values = (buffer[row, :, :end] for buffer in buffers)
@@ -98,22 +96,50 @@ class KeyValues:
     def _attend_one_each(
         self, buffers: tuple[Tensor, Tensor], qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None
     ) -> Tensor:
-        """One new token in every row: one product for the whole batch, over the longest row."""
+        """One new token in every row that is expected: one product for all of them, over the longest."""
         query, key, value = qkv
-        rows = torch.arange(len(self.lengths), device=query.device)
-        last = torch.tensor(self.lengths, device=query.device)
+        if window not in self._one_each:
+            self._one_each[window] = _OneEach.of(self, query.device, window)
+        at = self._one_each[window]
         for buffer, fresh in zip(buffers, (key, value), strict=True):
-            buffer[rows, :, last] = fresh.transpose(0, 1)
-        end = max(self.lengths) + 1
-        keys, values = (buffer[:, :, :end] for buffer in buffers)
-        positions = torch.arange(end, device=query.device)
-        seen = positions <= last[:, None]
-        if window is not None:
-            seen &= positions > last[:, None] - window
+            buffer[at.rows, :, at.last] = fresh.transpose(0, 1)
+        keys, values = (buffer[:, :, : at.seen.shape[-1]] for buffer in buffers)
         # the query heads that share a key head stand where a prompt's tokens would: nothing is repeated
-        grouped = query.transpose(0, 1).reshape(len(rows), key.shape[0], -1, query.shape[2])
-        output = scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[:, None, None], scale=scale)
-        return output.reshape(len(rows), query.shape[0], -1).transpose(0, 1)
+        grouped = query.transpose(0, 1).reshape(len(self.rows), key.shape[0], -1, query.shape[2])
+        if at.in_place:
+            grouped = grouped.new_zeros(len(self.lengths), *grouped.shape[1:]).index_copy_(0, at.rows, grouped)
+        else:
+            keys, values = keys[at.rows], values[at.rows]
+        output = scaled_dot_product_attention(grouped, keys, values, attn_mask=at.seen, scale=scale)
+        output = output[at.rows] if at.in_place else output
+        return output.reshape(len(self.rows), query.shape[0], -1).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class _OneEach:
+    """Where one new token of each row goes and what it sees, the same for all layers.
+
+    `in_place`: most rows take part, so all are computed where they are; else those that do are copied out.
+    """
+
+    rows: Tensor
+    last: Tensor
+    seen: Tensor
+    in_place: bool
+
+    @classmethod
+    def of(cls, batch: KeyValues, device: torch.device, window: int | None) -> "_OneEach":
+        in_place = 2 * len(batch.rows) > len(batch.lengths)
+        last = [batch.lengths[row] for row in batch.rows]
+        ends = torch.zeros(len(batch.lengths), dtype=torch.long)
+        ends[batch.rows] = torch.tensor(last)
+        ends = (ends if in_place else torch.tensor(last)).to(device)[:, None]
+        positions = torch.arange(max(last) + 1, device=device)
+        seen = positions <= ends
+        if window is not None:
+            seen &= positions > ends - window
+        rows = torch.tensor(batch.rows, device=device)
+        return cls(rows, torch.tensor(last, device=device), seen[:, None, None], in_place)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None) -> Tensor:
