@@ -19,7 +19,7 @@ from divopd.demonstrations import (
     weak_rollout,
 )
 from divopd.environments import Observation
-from divopd.errors import InputError
+from divopd.errors import EnvironmentFailure, InputError
 from divopd.prompts import PromptStyle
 
 HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
@@ -105,6 +105,30 @@ def test_targets_are_exact_until_what_was_done_differs() -> None:
         answered = {start + n for start, turn in zip(opened, demonstration.turns, strict=True)
                     for n in range(len(codec.response_ids(turn.done)))}  # fmt: skip
         assert set(example.read) == set(range(1, len(example.ids))) - answered
+
+
+def test_an_environment_that_dies_costs_no_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout that broke off is played again, to the same turns; an environment that always dies is an error."""
+
+    class Shaky(CoinHunt):
+        steps, dies_every = 0, 7
+
+        def step(self, action: str) -> Observation:
+            self.steps += 1
+            if self.steps % self.dies_every == 0:
+                raise EnvironmentFailure("the ground gave way")
+            return super().step(action)
+
+    def told() -> list[list[str]]:
+        rollouts = islice(demonstrate(HUNT, "expert", slips=Slips(), seed=3), 20)
+        return [[turn.done for turn in rollout.turns] for rollout in rollouts]
+
+    expected = told()
+    monkeypatch.setattr("divopd.demonstrations.make_environment", lambda name: Shaky())
+    assert told() == expected
+    Shaky.dies_every = 1
+    with pytest.raises(EnvironmentFailure, match="gave way"):
+        told()
 
 
 def test_targets_stop_where_the_prompt_no_longer_fits() -> None:

@@ -10,14 +10,16 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, islice
+from itertools import islice
 from typing import Literal
 
 import numpy as np
 
 from divopd.environments import Environment, Expert, Observation, find_entry, make_environment, make_expert, tasks
-from divopd.errors import InputError
+from divopd.errors import EnvironmentFailure, InputError
 from divopd.prompts import Codec, Conversation, PromptStyle
+
+FAILURES = 3  # of an environment in a row: then it does not work
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,17 @@ def _play(environment: str, labels: Labels, *, slips: Slips, seed: int) -> Itera
     expert = make_expert(environment, played)
     horizon = find_entry(environment).horizon
     names = tasks(environment, "train")
-    for number in count():
+    failures, number = 0, 0
+    while True:
         source = random.Random(f"{labels} {seed} {number}")
-        demonstration = rollout(played, expert, source.choice(names), slips=slips, horizon=horizon, source=source)
+        try:
+            demonstration = rollout(played, expert, source.choice(names), slips=slips, horizon=horizon, source=source)
+        except EnvironmentFailure:  # the next reset starts the environment anew, and the rollout is played again
+            failures += 1
+            if failures == FAILURES:
+                raise
+            continue
+        failures, number = 0, number + 1
         if demonstration.turns:  # a task may be solved before the first action
             yield demonstration
 
