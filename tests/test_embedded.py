@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from divopd.config import load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
-from divopd.embedded import RECIPES, SHIPPED, Recipe, embedded_model, find_embedded  # noqa: E402
+from divopd.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.pipeline.evaluator import Evaluator  # noqa: E402
@@ -24,16 +24,18 @@ def evaluator(policy: TransformersPolicy, *, tasks: int) -> Evaluator:
 
 
 def load(role: str) -> TransformersPolicy:
-    return TransformersPolicy.load(embedded_model(role))
+    return TransformersPolicy.load(model_folder(f"embedded:{role}"))
 
 
-def test_the_default_models_come_with_the_package_and_fit_each_other() -> None:
-    """Nothing is downloaded or built for the default configuration, and its preflight passes."""
-    files = [path for role in ("teacher", "student") for path in (SHIPPED / "alfworld-small" / role).iterdir()]
+@pytest.mark.parametrize("setting", ["default", "webshop-small", "scienceworld-short"])
+def test_models_come_with_the_package_and_fit_each_other(setting: str) -> None:
+    """Nothing is downloaded or built for a setting that has embedded models, and its preflight passes."""
+    config = load_config(shipped_configs() / setting / "divopd.yaml")
+    files = [path for part in (config.student, config.teacher) for path in model_folder(part.model).iterdir()]
     assert sum(path.stat().st_size for path in files) < 10e6
     assert not any(path.suffix in (".bin", ".pt", ".pkl") for path in files)
-    models = load_models(load_config(DEFAULT))
-    assert models.student.tokenizer.get_vocab() == load("teacher").tokenizer.get_vocab()
+    models = load_models(config)
+    assert models.student.tokenizer.get_vocab() == load(config.teacher.model.removeprefix(PREFIX)).tokenizer.get_vocab()
 
 
 def test_teacher_and_student_are_of_different_origin() -> None:
@@ -44,11 +46,11 @@ def test_teacher_and_student_are_of_different_origin() -> None:
     assert similarity < 0.3
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UnknownNameError, match="techer"):
-        embedded_model("techer")
-    assert find_embedded("webshop-small/teacher") is None
+def test_a_name_that_is_none_is_refused() -> None:
+    for name in ("techer", "webshop-small/../teacher"):
+        with pytest.raises(UnknownNameError, match=name):
+            model_folder(f"embedded:{name}")
+    assert model_folder("some/folder") == Path("some/folder")
 
 
 def test_the_teacher_knows_its_way_and_the_student_does_not() -> None:
@@ -59,17 +61,13 @@ def test_the_teacher_knows_its_way_and_the_student_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_shipped_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lessons, weakening and saving all run, with a recipe of a few updates; the second call finds the folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_model_is_made_by_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lessons, weakening and saving all run, with a recipe of a few updates."""
     brief = Recipe("webshop-small", seed=0, stages=((2, 3e-3),), weak_percent=100.0, weak_updates=1)
     monkeypatch.setitem(RECIPES, "webshop-small/brief", brief)
-    folder = embedded_model("webshop-small/brief")
-    assert tmp_path in folder.parents
-    built = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert embedded_model("webshop-small/brief") == folder
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == built
-    assert load("webshop-small/brief").model.num_parameters() < 2e6
+    percent = build("webshop-small/brief", tmp_path / "model")
+    assert 0 <= percent <= 100
+    assert TransformersPolicy.load(tmp_path / "model").model.num_parameters() < 2e6
 
 
 @pytest.mark.slow

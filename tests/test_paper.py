@@ -1,11 +1,13 @@
 """`divopd paper`: which runs are one run, which results count, what tables and claims make of them."""
 
+import fcntl
 import json
 import random
 import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -15,9 +17,10 @@ pytest.importorskip("pydantic")
 pytest.importorskip("matplotlib")
 
 from divopd.cli import main
+from divopd.experiments import execution
 from divopd.experiments.arms import ARMS, CORE, SETTINGS
 from divopd.experiments.claims import judge_all
-from divopd.experiments.execution import missing_jobs
+from divopd.experiments.execution import Job, missing_jobs
 from divopd.experiments.items import ITEMS
 from divopd.experiments.paper import gather, make_plan
 from divopd.experiments.results import load_result
@@ -141,6 +144,30 @@ def test_the_list_shows_every_item(tmp_path: Path, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert all(name in text for name in ITEMS)
     assert " min" in text
+
+
+def test_a_run_that_another_command_is_at_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands at once share the work: the second does not wait for each run of the first."""
+    first, *others = [Job(wanted_run(tmp_path, arm, 0), (), trained=False) for arm in ("vanilla", "divopd", "turnopd")]
+    done: list[Job] = []
+
+    def trained(job: Job, worker: object, *, patient: bool) -> bool:
+        with execution._locked(tmp_path / f"{job.wanted.arm}.lock", patient=patient) as is_ours:
+            done.extend([job] if is_ours else [])
+            return is_ours
+
+    class Idle:
+        def __init__(self, log: Path) -> None: ...
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(execution, "complete", trained)
+    monkeypatch.setattr(execution, "Worker", Idle)
+    with (tmp_path / "vanilla.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        working = execution.Crew(1, log=tmp_path / "log").work([first, *others])
+        over = list(islice(filter(None, working), 2))
+        assert over == done == others
+    assert [job for job in working if job] == [first]
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,6 @@ def test_the_sample_sees_what_does_not_fit() -> None:
     from divopd.environments import tasks
 
     sample = sample_rollouts(config, CharacterCodec(), tasks("alfworld-small", "train")[:2])
-    assert sample.longest_prompt == 300
+    assert 300 - 75 < sample.longest_prompt <= 300
     assert 0 < sample.truncated_share < 1
     assert 0 < sample.turns <= config.environment.horizon

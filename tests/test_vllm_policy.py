@@ -17,6 +17,7 @@ import torch
 from divopd.audits.ledger import audit_ledger
 from divopd.checkpoints import publish_weights, read_weights
 from divopd.config import Config, load_config
+from divopd.embedded import model_folder
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
 from divopd.explorer import rows_of
 from divopd.learner import Learner
@@ -25,7 +26,7 @@ from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
 from divopd.pipeline.exploration import Exploration
-from divopd.pipeline.models import check_models, load_actor, load_teachers, model_folder
+from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.prompts import Codec
 from divopd.store import Store
 from divopd.teacher import Teachers, score_rollouts

@@ -82,7 +82,7 @@ class EnvironmentPart(Part):
 
 
 class ModelPart(Part):
-    """A model: a folder in the ordinary Hugging Face format, or `embedded:NAME`, built on first use."""
+    """A model: a folder in the ordinary Hugging Face format, or `embedded:NAME` (embedded.py)."""
 
     model: Name
     dtype: Dtype = "float32"

@@ -1,14 +1,13 @@
-"""The embedded models: a tiny teacher and a tiny initial student, so that a run needs no download.
+"""The embedded models: for each of three environments a tiny teacher and a tiny initial student; nothing is downloaded.
 
-`embedded:teacher` and `embedded:student` in a configuration are those of the default environment and come with the
-package. `embedded:ENV/teacher` and `embedded:ENV/student` are built on first use, with a progress bar, and kept in the
-user's cache folder. `python -m divopd.embedded NAME FOLDER` builds any of them anew, in ten to forty minutes of a core.
+`embedded:ENV/teacher` and `embedded:ENV/student` name them in a configuration; without ENV, those of the default
+environment are meant. `python -m divopd.embedded ENV/ROLE FOLDER` makes one anew, in ten to forty minutes of
+a core; another machine may round differently and get other weights.
 
 The student is trained like the teacher, from other random weights, and is then weakened on the rollouts of a policy
 that slips: it is competent but weak, as a pretrained model with a poor policy is. It never sees the teacher's weights.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from divopd.models.transformers_policy import TransformersPolicy
 
 DEFAULT_ENVIRONMENT = "alfworld-small"
+PREFIX = "embedded:"
 SHIPPED = Path(__file__).parent / "models" / "embedded"
 
 
@@ -49,31 +49,15 @@ RECIPES = {
 }
 
 
-def embedded_model(name: str) -> Path:
-    """The folder of an embedded model; one that is not shipped is built on first use and kept."""
-    if (folder := find_embedded(name)) is not None:
-        return folder
-    build(_full(name), cache_folder() / _full(name))
-    return cache_folder() / _full(name)
-
-
-def find_embedded(name: str) -> Path | None:
-    """The folder of an embedded model that is shipped or was built before."""
-    folders = (SHIPPED / _full(name), cache_folder() / _full(name))
-    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
-
-
-def _full(name: str) -> str:
+def model_folder(model: str) -> Path:
+    """Where a model lies: `embedded:NAME` in the package; any other name is a folder's."""
+    if not model.startswith(PREFIX):
+        return Path(model)
+    name = model.removeprefix(PREFIX)
     full = name if "/" in name else f"{DEFAULT_ENVIRONMENT}/{name}"
     if full not in RECIPES:
         raise UnknownNameError("embedded model", name, ["teacher", "student", *RECIPES])
-    return full
-
-
-def cache_folder() -> Path:
-    """Where models that were built are kept."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "divopd" / "embedded"
+    return SHIPPED / full
 
 
 def build(name: str, folder: Path) -> float:

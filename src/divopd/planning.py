@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from divopd.config import Config, ModelPart
-from divopd.embedded import find_embedded
+from divopd.embedded import model_folder
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError
 from divopd.forecast import (
@@ -37,17 +37,6 @@ from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
 from divopd.prompts import Codec
 from divopd.teacher import check_lengths, check_vocabularies
-
-TINY = ModelFacts(
-    parameters=700_000,
-    layers=4,
-    hidden=128,
-    feed_forward=256,
-    cache_width=128,
-    context_length=4096,
-    vocabulary=400,
-    adapter_rows=20_000,
-)  # what an embedded model will be about, before it is built
 
 
 @dataclass
@@ -170,12 +159,7 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
 
 
 def _find_model(model: str, plan: Plan) -> Found:
-    if model.startswith("embedded:"):
-        folder = find_embedded(model.removeprefix("embedded:"))
-        if folder is None:
-            return Found(TINY, None, ", built on first use")
-    else:
-        folder = Path(model)
+    folder = model_folder(model)
     if plan.elsewhere and not folder.exists() and folder.name in PUBLISHED:
         return Found(PUBLISHED[folder.name], None, "; not here yet")
     return Found(read_model_facts(folder), load_tokenizer(folder))

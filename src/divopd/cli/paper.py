@@ -93,13 +93,10 @@ def _perform(plan: "Plan", items: Iterable["Item"], *, workers: int) -> dict[str
     """Make the missing runs, with a bar on a terminal and a line per run elsewhere; returns what went wrong."""
     from divopd.experiments.execution import Crew, missing_jobs
     from divopd.experiments.paper import wanted_by
-    from divopd.experiments.wanted import build_models
 
     crew = Crew(workers, log=plan.places.runs / "paper.log")
-    items = list(items)
     if jobs := missing_jobs(wanted_by(plan, items)):
-        build_models(job.wanted for job in jobs)
-        _watch(crew, missing_jobs(wanted_by(plan, items)))
+        _watch(crew, jobs)
     return crew.failures
 
 

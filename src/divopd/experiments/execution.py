@@ -70,14 +70,16 @@ class Crew:
         for worker in workers:
             self._idle.put(worker)
         with ThreadPoolExecutor(self.size) as pool:
-            waiting = {pool.submit(self._do, job): job for job in jobs}
+            waiting = {pool.submit(self._do, job, patient=False): job for job in jobs}
             try:
                 while waiting:
                     over, _ = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
                     for future in over:
                         job = waiting.pop(future)
                         try:
-                            future.result()
+                            if not future.result():  # another command is at it: look again after all the others
+                                waiting[pool.submit(self._do, job, patient=True)] = job
+                                continue
                         except DivopdError as error:  # one run that cannot be made must not cost the others
                             self.failures[job.wanted.label] = str(error)
                         yield job
@@ -88,10 +90,10 @@ class Crew:
                 for worker in workers:
                     worker.stop()
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: Job, *, patient: bool) -> bool:
         worker = self._idle.get()
         try:
-            complete(job, worker)
+            return complete(job, worker, patient=patient)
         finally:
             self._idle.put(worker)
 
@@ -136,16 +138,21 @@ class Worker:
         self._process.wait()
 
 
-def complete(job: Job, worker: Worker) -> None:
-    """Train and audit a run as far as that is missing, and write its result."""
+def complete(job: Job, worker: Worker, *, patient: bool = True) -> bool:
+    """Train and audit a run as far as that is missing, and write its result.
+
+    While another process is at the run, a patient caller waits; any other one is told False.
+    """
     run = job.wanted
     run.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(run.folder / "paper.lock"):
+    with _locked(run.folder / "paper.lock", patient=patient) as is_ours:
+        if not is_ours:
+            return False
         before = load_result(run)  # another command may have made it meanwhile
         audits = dict(before.audits) if before else {}
         missing = [name for name in job.audits if name not in audits]
         if before and not missing:
-            return
+            return True
         anew = not (run.folder / "store.db").exists()
         if anew:
             begin_run(run.config, run.folder)
@@ -156,6 +163,7 @@ def complete(job: Job, worker: Worker) -> None:
         stored = result_of(run, audits=audits | answer["audits"], seconds=seconds)
         run.result_file.parent.mkdir(parents=True, exist_ok=True)
         run.result_file.write_text(json.dumps(stored, separators=(",", ":")) + "\n", encoding="utf-8")
+    return True
 
 
 def is_finished(run: Wanted) -> bool:
@@ -177,8 +185,12 @@ def updates_done(job: Job) -> int:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[Any]:
-    """Wait until no other process works on the run; the lock goes with the process that holds it."""
+def _locked(file: Path, *, patient: bool) -> Iterator[bool]:
+    """Hold a run, once no other process does or only if none does; the lock goes with the process that holds it."""
     with file.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

@@ -7,12 +7,12 @@ result is read, because the stored configuration is compared with the wanted one
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from divopd.embedded import model_folder
 from divopd.errors import InputError
 from divopd.experiments.arms import ARMS, SETTINGS
 
@@ -103,28 +103,10 @@ def is_there(setting: str, places: Places) -> bool:
 
 
 def model_digest(name: str) -> str | None:
-    """A digest of a model's weights; None if it is not there (an embedded one that was not built yet)."""
-    from divopd.embedded import DEFAULT_ENVIRONMENT, SHIPPED, cache_folder
-
-    folders = [Path(name)]
-    if name.startswith("embedded:"):
-        short = name.removeprefix("embedded:")
-        full = short if "/" in short else f"{DEFAULT_ENVIRONMENT}/{short}"
-        folders = [SHIPPED / full, cache_folder() / full]
-    for folder in folders:
-        if files := sorted(folder.glob("*.safetensors")):
-            return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()[:16]
-    return None
-
-
-def build_models(runs: Iterable[Wanted]) -> None:
-    """Build the embedded models that runs need and that are not there yet: a run is known by their weights too."""
-    from divopd.embedded import embedded_model
-
-    names = {part.model for run in runs for part in (run.config.student, run.config.teacher)}
-    for name in sorted(names):
-        if name.startswith("embedded:"):
-            embedded_model(name.removeprefix("embedded:"))
+    """A digest of a model's weights; None if it is not there."""
+    files = sorted(model_folder(name).glob("*.safetensors"))
+    digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+    return hashlib.sha256(digests).hexdigest()[:16] if files else None
 
 
 def same_settings(stored: Any, wanted: Any) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from divopd.config import Config, TeacherPart
+from divopd.embedded import model_folder
 from divopd.errors import AlignmentError, InputError
 from divopd.models.model_files import load_tokenizer
 from divopd.models.openai_policy import OpenAIPolicy
@@ -24,15 +25,6 @@ class Models:
     student: TransformersPolicy
     teachers: Teachers
     codec: Codec
-
-
-def model_folder(model: str) -> Path:
-    """Where a model lies; an embedded one is built on first use and kept."""
-    if not model.startswith("embedded:"):
-        return Path(model)
-    from divopd.embedded import embedded_model
-
-    return embedded_model(model.removeprefix("embedded:"))
 
 
 def load_student(config: Config) -> TransformersPolicy:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from divopd.embedded import DEFAULT_ENVIRONMENT, SHIPPED, cache_folder
+from divopd.embedded import model_folder
+from divopd.errors import UnknownNameError
 
 TOKENIZER = "tokenizer.json"
 
@@ -56,9 +57,8 @@ def words_of(folder: Path, config: Mapping[str, Any]) -> Words:
 
 
 def _model_folders(model: str) -> list[Path]:
-    """Where a model may lie. An embedded one that was not built yet is not built for this."""
-    if not model.startswith("embedded:"):
-        return [Path(model)] if model else []
-    name = model.removeprefix("embedded:")
-    full = name if "/" in name else f"{DEFAULT_ENVIRONMENT}/{name}"
-    return [] if ".." in full else [SHIPPED / full, cache_folder() / full]
+    """Where a model may lie."""
+    try:
+        return [model_folder(model)] if model else []
+    except UnknownNameError:
+        return []
