@@ -17,7 +17,7 @@ EXAMPLE = "divopd demo --quick"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs and pictures go (default runs/demo…)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="fewer updates and tasks: a minute and a half instead of five")
+    parser.add_argument("--quick", action="store_true", help="fewer updates and tasks: two minutes instead of five")
 
 
 def run(args: argparse.Namespace) -> int:
