@@ -3,6 +3,7 @@
 import random
 
 from divopd.environments import Observation
+from divopd.errors import EnvironmentFailure
 
 COLOURS = ("red", "blue", "green", "white")
 PATIENCE = 8  # the last action is lost
@@ -44,6 +45,24 @@ class CoinHunt:
 
     def _seen(self, text: str, **outcome: bool | float) -> Observation:
         return Observation(text, self._allowed(), **outcome)  # pyright: ignore[reportArgumentType]
+
+
+class ShakyHunt(CoinHunt):
+    """Dies at every seventh action; the next reset starts it anew."""
+
+    steps, dies_every = 0, 7
+
+    def step(self, action: str) -> Observation:
+        self.steps += 1
+        if self.steps % self.dies_every == 0:
+            raise EnvironmentFailure("the ground gave way")
+        return super().step(action)
+
+
+class FallenHunt(ShakyHunt):
+    """Dies at every action."""
+
+    dies_every = 1
 
 
 class Guide:
