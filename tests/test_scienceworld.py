@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from divopd.environments.scienceworld import NOT_UNDERSTOOD, ScienceWorld
+from divopd.environments.scienceworld import NOT_UNDERSTOOD, ScienceWorld, _warm
 from divopd.environments.scienceworld_gold import GoldExpert, PathAction, shorten
 from divopd.environments.scienceworld_jvm import JAVA_OPTIONS, Simulator, find_java
 from divopd.environments.scienceworld_split import HELD_OUT_TYPES, TRAINING_TYPES, VARIATIONS, parse_task, tasks
@@ -231,6 +231,29 @@ def test_killed_jvm_costs_one_rollout() -> None:
         assert environment.step("look around").valid
     finally:
         environment.close()
+
+
+def test_a_jvm_outlives_its_environment_unless_it_is_closed() -> None:
+    """A warm JVM goes to the next environment with the same time limit, with nothing of the task before."""
+    first = make_environment(timeout_s=110)
+    first.reset("find-plant/16")
+    for action in ("teleport to kitchen", "pick up thermometer"):
+        first.step(action)
+    assert "thermometer" in first.step("inventory").text
+    assert first._simulator is not None
+    jvm = first._simulator.process
+    del first
+    second = make_environment(timeout_s=110)
+    try:
+        assert "animal" in second.reset("find-animal/3").text
+        assert second._simulator is not None
+        assert second._simulator.process is jvm
+        assert "thermometer" not in second.step("inventory").text
+    finally:
+        second.close()
+    assert jvm.poll() is not None
+    del second
+    assert _warm(110) is None
 
 
 @pytest.mark.slow

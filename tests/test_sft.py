@@ -144,11 +144,13 @@ def test_the_same_seeds_give_the_same_weights() -> None:
 def test_an_evaluation_does_not_depend_on_what_runs_beside_it(
     teacher: tuple[TransformersPolicy, Evaluation, list[SftUpdate]],
 ) -> None:
-    """One rollout in flight or many: the same rollouts; another seed may give others."""
+    """One rollout in flight or many, new environments or those of an evaluation before: the same rollouts."""
     policy, _, _ = teacher
-    many, few = (success_rate(policy, TASKS[:10], setting(policy, in_flight=n)) for n in (10, 3))
-    answers = [[[t.response.ids for t in r.turns] for r in evaluation.rollouts] for evaluation in (many, few)]
-    assert answers[0] == answers[1]
+    ten, three = setting(policy, in_flight=10), setting(policy, in_flight=3)
+    many, few, again = (success_rate(policy, TASKS[:10], one) for one in (ten, three, three))
+    answers = [[[t.response.ids for t in r.turns] for r in evaluation.rollouts] for evaluation in (many, few, again)]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(three.environments(10)) == 3
     assert [rollout.start.task for rollout in many.rollouts] == TASKS[:10]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from divopd.environments import find_entry, make_environment
+from divopd.environments import Environment, find_entry, make_environment
 from divopd.explorer import Acting, Played, Start, play
 from divopd.models.policy import Policy
 from divopd.prompts import Codec, PromptStyle
@@ -23,7 +23,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for every rollout of an evaluation; without a `horizon` it is the environment's own."""
+    """What is the same for every rollout of an evaluation; without a `horizon` it is the environment's own.
+
+    Its environments are made at the first evaluation and kept for the next: a JVM is slow until it is warm.
+    """
 
     environment: str
     style: PromptStyle
@@ -34,6 +37,14 @@ class Setting:
     max_response_tokens: int = 32
     in_flight: int = 64
     seed: int = 0
+    _made: list[Environment] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def environments(self, tasks: int) -> list[Environment]:
+        """As many as play at once when there are so many tasks."""
+        wanted = min(self.in_flight, find_entry(self.environment).side_by_side, tasks)
+        while len(self._made) < wanted:
+            self._made.append(make_environment(self.environment, **self.settings))
+        return self._made[:wanted]
 
 
 def success_rate(policy: Policy, tasks: Sequence[str], setting: Setting) -> Evaluation:
@@ -62,10 +73,8 @@ def _evaluate(
         seed=setting.seed,
         takeover_at=takeover_at,
     )
-    entry = find_entry(setting.environment)
-    depth = setting.horizon or entry.horizon
-    in_flight = min(setting.in_flight, entry.side_by_side, len(tasks))
-    environments = [make_environment(setting.environment, **setting.settings) for _ in range(in_flight)]
+    depth = setting.horizon or find_entry(setting.environment).horizon
     starts = [Start(number, task, depth) for number, task in enumerate(tasks)]
     teacher_of = None if teacher is None else lambda task: teacher
+    environments = setting.environments(len(tasks))
     return Evaluation(tuple(play(starts, acting, student=student, teacher_of=teacher_of, environments=environments)))

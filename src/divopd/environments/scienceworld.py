@@ -7,6 +7,8 @@ Observations are not equal to the bit between runs (thermometers, generated gold
 
 import json
 import weakref
+from collections import defaultdict
+from contextlib import suppress
 from typing import Literal
 
 from divopd.environments.environment import Observation
@@ -18,10 +20,13 @@ __all__ = ["ScienceWorld", "tasks"]
 
 MAX_ACTION_CHARS = 1_000  # the longest gold action has about 150; the parser's time grows with the length
 NOT_UNDERSTOOD = "No known action matches that input."
+# Simulators whose environments are gone. A JVM is several times faster once it is warm, so another environment of this
+# process with the same time limit takes one of them; they end with the process.
+_left: defaultdict[float, list[Simulator]] = defaultdict(list)
 
 
 class ScienceWorld:
-    """One simulator in a JVM of its own, started at the first reset and again after it died or hung.
+    """One simulator in a JVM of its own, from the first reset on, and another one after it died or hung.
 
     `simplifications` are those of the package (`easy`: open doors, teleporting, self-watering pots). With
     `actions="listed"` every observation carries the valid actions, several times slower. Success is a score of
@@ -100,8 +105,8 @@ class ScienceWorld:
         assert self._task is not None
         if self._simulator is None or self._simulator.process.poll() is not None:
             self.close()
-            self._simulator = Simulator(timeout_s=self.timeout_s)
-            weakref.finalize(self, self._simulator.stop)
+            self._simulator = _warm(self.timeout_s) or Simulator(timeout_s=self.timeout_s)
+            weakref.finalize(self, _left[self.timeout_s].append, self._simulator)
         name, variation = self._task
         self._simulator.load(name, variation, self.simplifications, gold_path=how == "with gold path")
 
@@ -112,3 +117,13 @@ class ScienceWorld:
 
     def _listed(self) -> list[str] | None:
         return self.valid_actions() if self.actions == "listed" else None
+
+
+def _warm(timeout_s: float) -> Simulator | None:
+    """A simulator that another environment left, if there is one with this time limit that still runs."""
+    with suppress(IndexError):
+        while True:
+            left = _left[timeout_s].pop()
+            if left.process.poll() is None:
+                return left
+    return None

@@ -4,6 +4,7 @@ It reads one JSON object a line, {"run": FOLDER, "train": true, "audits": […]}
 {"seconds": …, "audits": {…}} or {"error": …}. One process for many runs saves loading torch for each of them.
 """
 
+import gc
 import json
 import os
 import sys
@@ -31,6 +32,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
 def _train(folder: Path) -> None:
     config = load_config(folder / "config.yaml")
     make_run(config, folder, report=lambda kind, figures: None).run()
+    gc.collect()  # a JVM whose environment is gone serves the next run
 
 
 def main() -> None:
