@@ -58,17 +58,12 @@ def main_table(settings: Settings) -> Made:
             *CURRENCIES.values(),
         ]
         sheets.append(Sheet(f"{SETTINGS[name].title}: τ = {results.target} %", headings, rows, notes=[NOTE]))
-    first = next(iter(settings.values()))
-    arms = [arm for arm in MAIN if first.of(arm)]
-    panels = [
-        Panel(title, axis, [Estimate(arm, first.mean(arm, measure) or NOTHING, colour_of(arm)) for arm in arms])
-        for title, axis, measure in (
-            ("best evaluation", "peak success (%)", "peak"),
-            ("last five evaluations", "final-5 success (%)", "final_five"),
-            ("cost to τ", "vanilla's tokens / method's", "ratio:trained_tokens"),
-        )
-    ]
-    return Made(sheets, data, partial(draw_bars, panels, digits=(1, 1, 2)))
+    shown = {
+        "peak": "peak success (%)",
+        "final_five": "final-5 success (%)",
+        "ratio:trained_tokens": "vanilla's tokens to τ / method's",
+    }
+    return Made(sheets, data, partial(draw_bars, _bars(settings, shown), digits=(1, 1, 2)))
 
 
 NOTHING = Interval(0.0, 0.0, 0.0, 0)
@@ -107,21 +102,31 @@ def composition(settings: Settings) -> Made:
         sheets.append(
             Sheet(SETTINGS[name].title, ["method", *heads], rows, notes=["Means over the last 40 % of updates."])
         )
-    first = next(iter(settings.values()))
-    shown = ("effective_rollouts", "top1_share", "dead_share")
-    titles = ("effective rollouts per batch", "largest rollout (% of tokens)", "dead rows (%)")
-    panels = [
-        Panel("", title, [_scaled(first, arm, of) for arm in MAIN if first.of(arm)])
-        for of, title in zip(shown, titles, strict=True)
-    ]
-    return Made(sheets, data, partial(draw_bars, panels, digits=(1, 0, 1)))
+    shown = {
+        "late:effective_rollouts": "effective rollouts per batch",
+        "late:top1_share": "largest rollout (share of tokens)",
+        "late:dead_share": "dead rows (share)",
+    }
+    return Made(sheets, data, partial(draw_bars, _bars(settings, shown), digits=(1, 2, 2)))
 
 
-def _scaled(results: SettingResults, arm: str, of: str) -> Estimate:
-    scale = COMPOSITION[of][2]
-    interval = results.mean(arm, f"late:{of}") or NOTHING
-    scaled = Interval(scale * interval.mean, scale * interval.low, scale * interval.high, interval.count)
-    return Estimate(arm, scaled, colour_of(arm))
+def _bars(settings: Settings, shown: Mapping[str, str]) -> dict[str, list[Panel]]:
+    """By the title of a setting, a panel of its methods for every measure; `shown` gives the axis of a measure."""
+    return {
+        SETTINGS[name].title: [
+            Panel(
+                "",
+                axis,
+                [
+                    Estimate(arm, results.mean(arm, measure) or NOTHING, colour_of(arm))
+                    for arm in MAIN
+                    if results.of(arm)
+                ],
+            )
+            for measure, axis in shown.items()
+        ]
+        for name, results in settings.items()
+    }
 
 
 def fixed_budget(settings: Settings) -> Made:

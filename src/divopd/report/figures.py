@@ -155,7 +155,7 @@ def whole_updates(axes: Any) -> None:
     """Ticks at whole numbers: there is no half an update."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def letter(axes: Sequence[Any]) -> None:

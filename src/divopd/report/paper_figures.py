@@ -40,14 +40,18 @@ class Panel(NamedTuple):
     null: float = 0.0
 
 
-def draw_bars(panels: Sequence[Panel], path: Path, *, digits: Sequence[int]) -> None:
-    """Panels of horizontal bars with the same labels, side by side."""
-    longest = max(len(panel.estimates) for panel in panels)
-    with figure(path, columns=len(panels), height=0.24 * longest + 0.95, sharey=True) as axes:
-        for one, panel, places in zip(axes, panels, digits, strict=True):
-            labels, values, colours, _ = zip(*panel.estimates, strict=True)
-            bars(one, labels, values, colours=colours, digits=places)
-            one.set(xlabel=panel.axis, title=panel.title)
+def draw_bars(settings: Mapping[str, Sequence[Panel]], path: Path, *, digits: Sequence[int]) -> None:
+    """Panels of horizontal bars: a row of panels with the same labels for each setting."""
+    heights = [0.24 * max(len(panel.estimates) for panel in panels) + 0.95 for panels in settings.values()]
+    grid = {"sharey": "row", "height_ratios": heights}
+    with figure(path, rows=len(settings), columns=len(digits), height=sum(heights), **grid) as axes:
+        free = iter(axes)
+        for title, panels in settings.items():
+            for panel, places in zip(panels, digits, strict=True):
+                one = next(free)
+                labels, values, colours, _ = zip(*panel.estimates, strict=True)
+                bars(one, labels, values, colours=colours, digits=places)
+                one.set(xlabel=panel.axis, title=title if panel is panels[0] else "")
         letter(axes)
 
 
@@ -92,7 +96,7 @@ def draw_learning(panels: Mapping[str, Mapping[str, Curve]], path: Path, *, targ
             one.set_ylim(0, 100)
             whole_updates(one)
         axes[0].set_ylabel("success rate (%)")
-        axes[-1].legend(loc="lower right")
+        max(axes, key=lambda one: len(one.lines)).legend(loc="lower right")
         letter(axes)
 
 
