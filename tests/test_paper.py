@@ -271,10 +271,8 @@ def quick_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ITEMS, "claims"])
 def test_quick(name: str, models: Path, quick_out: Path) -> None:
-    """The quick mode of every item makes its runs, its table and its picture, within three minutes."""
-    started = time.monotonic()
+    """The quick mode of every item makes its runs, its table and its picture."""
     assert main(quick(quick_out, models, name)) == 0
-    assert time.monotonic() - started < 180
     written = quick_out / "claims.md" if name == "claims" else quick_out / "paper" / f"{name}.png"
     assert written.is_file()
 
