@@ -115,6 +115,7 @@ class Worker:
     def do(self, run: Path, *, train: bool, audits: Sequence[str]) -> dict[str, Any]:
         """What the process answers; a DivopdError if it could not do it."""
         if self._process.poll() is not None and not self._stopped:
+            self._end()
             self._process = self._start()
         process = self._process
         assert process.stdin is not None
@@ -134,8 +135,13 @@ class Worker:
     def stop(self) -> None:
         """End the process; what it was doing can be resumed."""
         self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
         self._process.terminate()
         self._process.wait()
+        with suppress(BrokenPipeError), self._process:  # closes its pipes; a task that it did not take is left in one
+            pass
 
 
 def complete(job: Job, worker: Worker, *, patient: bool = True) -> bool:
