@@ -30,8 +30,9 @@ def _made(settings: Settings, name: str, sheet_of: Callable[[str, Audits], Sheet
     """One sheet per setting that has the audit; the picture shows the first."""
     found = {setting: audits for setting, one in settings.items() if (audits := audits_of(one, name))}
     sheets = [sheet_of(SETTINGS[setting].title, audits) for setting, audits in found.items()]
-    first = next(iter(found.values()))
-    return Made(sheets, found, partial(getattr(audit_figures, f"draw_{name}"), first))
+    first = next(iter(found))
+    draw = partial(getattr(audit_figures, f"draw_{name}"), found[first])
+    return Made(sheets, found, draw, pictured=SETTINGS[first].title)
 
 
 def utilization(settings: Settings) -> Made:
@@ -180,6 +181,7 @@ def cost(settings: Settings) -> Made:
     sheets: list[Sheet] = []
     data: dict[str, Any] = {}
     shown: Audits = {}
+    first = next(iter(settings))
     for name, results in settings.items():
         rows = []
         for arm in MAIN:
@@ -199,14 +201,14 @@ def cost(settings: Settings) -> Made:
             scored = cell(_over(audits, lambda a: a["scored_per_trained"]), 2)
             unused = cell(_over(audits, lambda a: 100 * a["never_trained_share"]))
             rows.append([arm, *ratios, scored, unused, *per_update])
-            if name == next(iter(settings)):
+            if name == first:
                 shown[arm] = {
                     key: _mean_of([audit[key] for audit in audits.values()]) for key in next(iter(audits.values()))
                 }
         heads = ["method", "tokens\nto τ", "learner\nto τ", "elapsed\nto τ", "scored/\ntrained", "not\ntrained %"]
         seconds = ["learner\ntrains s", "learner\nwaits s", "explorers\ns", "teacher\ns"]
         sheets.append(Sheet(f"{SETTINGS[name].title} (seconds per update, virtual)", [*heads, *seconds], rows))
-    return Made(sheets, data, partial(audit_figures.draw_cost, shown))
+    return Made(sheets, data, partial(audit_figures.draw_cost, shown), pictured=SETTINGS[first].title)
 
 
 def _mean_of(values: list[Any]) -> Any:

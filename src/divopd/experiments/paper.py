@@ -100,6 +100,7 @@ def write(item: Item, made: Made, folder: Path) -> list[Path]:
     files = [folder / f"{item.name}.{kind}" for kind in ("md", "json", "png")]
     lines = [f"# {item.title[0].upper()}{item.title[1:]} ({item.where})", "", f"`divopd paper {item.name}`", ""]
     lines += [f"![{item.title}]({item.name}.png)", ""]
+    lines += [f"Picture: {made.pictured}.", ""] if made.pictured else []
     lines += [text for sheet in made.sheets for text in (sheet.markdown(), "")]
     files[0].write_text("\n".join(lines), encoding="utf-8")
     files[1].write_text(json.dumps(made.data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -40,11 +40,15 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Made:
-    """What an item made of the results: tables, the figures behind them, and how to draw its picture."""
+    """What an item made of the results: tables, the figures behind them, and how to draw its picture.
+
+    `pictured` is the title of the setting that the picture shows, where it does not show all of them.
+    """
 
     sheets: Sequence[Sheet]
     data: Any
     draw: Callable[[Path], None]
+    pictured: str = ""
 
 
 def _line(cells: Sequence[str]) -> str:
