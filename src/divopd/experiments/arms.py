@@ -29,7 +29,7 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting("default", "ALFWorld, small homes", "alfworld", 4.0),
-        Setting("webshop-small", "WebShop, small shop", "webshop", 4.0),
+        Setting("webshop-small", "WebShop, small shop", "webshop", 5.0),
         Setting("scienceworld-short", "ScienceWorld, short tasks", "scienceworld", 8.0),
     )
 }
