@@ -59,9 +59,9 @@ def main_table(settings: Settings) -> Made:
         ]
         sheets.append(Sheet(f"{SETTINGS[name].title}: τ = {results.target} %", headings, rows, notes=[NOTE]))
     shown = {
-        "peak": "peak success (%)",
-        "final_five": "final-5 success (%)",
-        "ratio:trained_tokens": "vanilla's tokens to τ / method's",
+        "peak": ("peak success (%)", 1.0),
+        "final_five": ("final-5 success (%)", 1.0),
+        "ratio:trained_tokens": ("vanilla's tokens to τ / method's", 1.0),
     }
     return Made(sheets, data, partial(draw_bars, _bars(settings, shown), digits=(1, 1, 2)))
 
@@ -103,30 +103,30 @@ def composition(settings: Settings) -> Made:
             Sheet(SETTINGS[name].title, ["method", *heads], rows, notes=["Means over the last 40 % of updates."])
         )
     shown = {
-        "late:effective_rollouts": "effective rollouts per batch",
-        "late:top1_share": "largest rollout (share of tokens)",
-        "late:dead_share": "dead rows (share)",
+        "late:effective_rollouts": ("effective rollouts per batch", 1.0),
+        "late:top1_share": ("largest rollout (% of tokens)", 100.0),
+        "late:dead_share": ("dead rows (%)", 100.0),
     }
-    return Made(sheets, data, partial(draw_bars, _bars(settings, shown), digits=(1, 2, 2)))
+    return Made(sheets, data, partial(draw_bars, _bars(settings, shown), digits=(1, 0, 1)))
 
 
-def _bars(settings: Settings, shown: Mapping[str, str]) -> dict[str, list[Panel]]:
-    """By the title of a setting, a panel of its methods for every measure; `shown` gives the axis of a measure."""
+def _bars(settings: Settings, shown: Mapping[str, tuple[str, float]]) -> dict[str, list[Panel]]:
+    """By the title of a setting, a panel of its methods for every measure, whose axis and scale are `shown`."""
+
+    def estimates(results: SettingResults, measure: str, scale: float) -> list[Estimate]:
+        arms = [arm for arm in MAIN if results.of(arm)]
+        return [Estimate(arm, _scaled(results.mean(arm, measure) or NOTHING, scale), colour_of(arm)) for arm in arms]
+
     return {
         SETTINGS[name].title: [
-            Panel(
-                "",
-                axis,
-                [
-                    Estimate(arm, results.mean(arm, measure) or NOTHING, colour_of(arm))
-                    for arm in MAIN
-                    if results.of(arm)
-                ],
-            )
-            for measure, axis in shown.items()
+            Panel("", axis, estimates(results, measure, scale)) for measure, (axis, scale) in shown.items()
         ]
         for name, results in settings.items()
     }
+
+
+def _scaled(interval: Interval, scale: float) -> Interval:
+    return Interval(scale * interval.mean, scale * interval.low, scale * interval.high, interval.count)
 
 
 def fixed_budget(settings: Settings) -> Made:
