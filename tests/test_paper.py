@@ -165,8 +165,9 @@ def test_a_run_that_another_command_is_at_comes_last(tmp_path: Path, monkeypatch
     with (tmp_path / "vanilla.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         working = execution.Crew(1, log=tmp_path / "log").work([first, *others])
-        over = list(islice(filter(None, working), 2))
-        assert over == done == others
+        over = [job.wanted.arm for job in islice(filter(None, working), 2)]
+        assert sorted(over) == ["divopd", "turnopd"]  # two that end within one look come in any order
+        assert done == others
     assert [job for job in working if job] == [first]
 
 
