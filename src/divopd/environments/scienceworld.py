@@ -20,7 +20,7 @@ __all__ = ["ScienceWorld", "tasks"]
 
 MAX_ACTION_CHARS = 1_000  # the longest gold action has about 150; the parser's time grows with the length
 NOT_UNDERSTOOD = "No known action matches that input."
-# Simulators whose environments are gone. A JVM is several times faster once it is warm, so another environment of this
+# Simulators whose environments are gone. A JVM is twice as fast once it is warm, so another environment of this
 # process with the same time limit takes one of them; they end with the process.
 _left: defaultdict[float, list[Simulator]] = defaultdict(list)
 

@@ -39,8 +39,8 @@ def control(settings: Settings, *, arm: str, base: str, measures: Sequence[str],
             panels[currency].append(Estimate(title, ratio or ONE, PALETTE[place], ratios))
     heads = ["setting", "measure", arm, base, "difference, or\ncost ratio"]
     sheet = Sheet(f"{arm} against {base}, paired by seed", heads, rows, texts=2, notes=[NOTE])
-    drawn = [Panel("", f"{TITLES[m].removesuffix(' %')}: difference (points)", panels[m]) for m in measures]
-    drawn += [Panel("", f"{COSTS[c]} to τ: ratio", panels[c], null=1.0) for c in costs]
+    drawn = [Panel(f"{TITLES[m].removesuffix(' %')}: difference (points)", panels[m]) for m in measures]
+    drawn += [Panel(f"{COSTS[c]} to τ: ratio", panels[c], null=1.0) for c in costs]
     return Made([sheet], data, partial(draw_forest, drawn))
 
 
@@ -87,5 +87,5 @@ def staleness(settings: Settings) -> Made:
         panels.append(Estimate(SETTINGS[name].title, interval_of(gaps) if gaps else NOTHING, PALETTE[place], gaps))
         data[f"{name}/peak, 4 minus 2"] = as_json(interval_of(gaps)) if gaps else None
     heads = ["setting", "staleness\nlimit", "mean age", "peak %", "final %", "final-5 %"]
-    panel = Panel("", "peak with limit 4 minus peak with limit 2 (points)", panels)
+    panel = Panel("peak with limit 4 minus peak with limit 2 (points)", panels)
     return Made([Sheet("vanilla by staleness limit", heads, rows)], data, partial(draw_forest, [panel]))

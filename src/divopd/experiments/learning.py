@@ -119,7 +119,7 @@ def _bars(settings: Settings, shown: Mapping[str, tuple[str, float]]) -> dict[st
 
     return {
         SETTINGS[name].title: [
-            Panel("", axis, estimates(results, measure, scale)) for measure, (axis, scale) in shown.items()
+            Panel(axis, estimates(results, measure, scale)) for measure, (axis, scale) in shown.items()
         ]
         for name, results in settings.items()
     }

@@ -34,7 +34,6 @@ class Estimate(NamedTuple):
 class Panel(NamedTuple):
     """Estimates that share an axis; `null` is where nothing differs."""
 
-    title: str
     axis: str
     estimates: Sequence[Estimate]
     null: float = 0.0
@@ -64,7 +63,7 @@ def draw_forest(panels: Sequence[Panel], path: Path) -> None:
             forest(one, labels, values, null=panel.null, colours=colours)
             for place, dots in zip(range(len(labels))[::-1], parts, strict=True):
                 one.scatter(dots, [place - 0.26] * len(dots), s=7, color=GREY, linewidth=0, zorder=2)
-            one.set(xlabel=panel.axis, title=panel.title)
+            one.set(xlabel=panel.axis)
         letter(axes)
 
 
