@@ -1,8 +1,13 @@
-"""How deep a training rollout may go: to the horizon, growing (TCOD-F2B, SPEC §6.4) or adapted (TurnOPD, §6.5)."""
+"""How deep a training rollout may go: to the horizon, growing (TCOD-F2B, SPEC §6.4) or adapted (TurnOPD, §6.5).
+
+What a curriculum knows is the fold over the rollouts that have arrived in the queue, in order. It is never saved: a
+process that starts, or starts again, reads the arrivals from the store.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar, NamedTuple, Protocol
 
 PROBE_EVERY = 8  # updates between full-depth probes
 PROBE_WARMUP = 3  # first updates, all at full depth
@@ -11,9 +16,98 @@ COVERED_SHARE = 0.80
 ENOUGH_SUCCESSES = 8
 
 
-def growing_depth(explorer_step: int, *, growth: int, horizon: int) -> int:
-    """TCOD-F2B: one turn more every `growth` explorer steps, which are counted from 1."""
-    return min(1 + explorer_step // growth, horizon)
+class Outcome(NamedTuple):
+    """A scored rollout as a curriculum looks at it."""
+
+    number: int  # its place in the order of arrival, from 1
+    version: int
+    success: bool
+    disagreements: tuple[float, ...]  # of each of its turns; 0 for an invalid one
+
+
+@dataclass(frozen=True)
+class Depths:
+    """The numbers that curricula are made from."""
+
+    horizon: int
+    rollouts_per_step: int  # rollouts that make one explorer step
+    growth: int  # explorer steps after which TCOD-F2B allows one turn more
+
+
+class Curriculum(Protocol):
+    """How many turns the next rollouts may have."""
+
+    learns: ClassVar[bool]  # whether it wants to hear of outcomes
+
+    def __init__(self, depths: Depths) -> None: ...
+
+    def depth(self, number: int, *, version: int) -> int:
+        """The most turns of rollout `number`, counted from 0, which begins with this policy version."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """A rollout has arrived in the queue; every one is told once, in order of arrival."""
+        ...
+
+
+class FullDepth:
+    """Every rollout may go to the horizon."""
+
+    learns: ClassVar[bool] = False
+
+    def __init__(self, depths: Depths) -> None:
+        self.horizon = depths.horizon
+
+    def depth(self, number: int, *, version: int) -> int:
+        del number, version
+        return self.horizon
+
+    def observe(self, outcome: Outcome) -> None:
+        del outcome
+
+
+class GrowingDepth(FullDepth):
+    """TCOD-F2B: one turn at first, one more every `growth` explorer steps, which are counted from 1."""
+
+    def __init__(self, depths: Depths) -> None:
+        super().__init__(depths)
+        self.depths = depths
+
+    def depth(self, number: int, *, version: int) -> int:
+        del version
+        step = 1 + number // self.depths.rollouts_per_step
+        return min(1 + step // self.depths.growth, self.horizon)
+
+
+class AdaptedDepth(FullDepth):
+    """TurnOPD: full-depth probes of some policy versions tell how deep the others need to go."""
+
+    learns: ClassVar[bool] = True
+
+    def __init__(self, depths: Depths) -> None:
+        super().__init__(depths)
+        self._probes: dict[int, list[Outcome]] = {}  # by policy version
+
+    def depth(self, number: int, *, version: int) -> int:
+        del number
+        return self.horizon if is_probe(version) else self._adapted()
+
+    def observe(self, outcome: Outcome) -> None:
+        if is_probe(outcome.version):
+            self._probes.setdefault(outcome.version, []).append(outcome)
+
+    def _adapted(self) -> int:
+        """The limit from all probes so far; the horizon as long as there are none.
+
+        Depths are indices of turns, from 0; the limit is a number of turns.
+        """
+        smooth: float | None = None
+        for version in sorted(self._probes):
+            probes = [outcome.disagreements for outcome in self._probes[version]]
+            successes = [len(o.disagreements) - 1 for o in self._probes[version] if o.success]
+            target = max(_effective_depth(probes), _covered_depth(probes, successes))
+            smooth = target if smooth is None else (1 - SMOOTHING) * smooth + SMOOTHING * target
+        return self.horizon if smooth is None else min(max(round(smooth) + 1, 2), self.horizon)
 
 
 def is_probe(version: int) -> bool:
@@ -21,43 +115,17 @@ def is_probe(version: int) -> bool:
     return version < PROBE_WARMUP or version % PROBE_EVERY == 0
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A full-depth rollout: its policy version, whether it succeeded, and the disagreement of each of its turns."""
-
-    version: int
-    success: bool
-    disagreements: tuple[float, ...]
-
-
-def adapted_depth(probes: Sequence[Probe], *, horizon: int) -> int:
-    """TurnOPD's depth limit from all probes so far; the horizon as long as there are none.
-
-    Depths are indices of turns, from 0; the limit is a number of turns.
-    """
-    smooth: float | None = None
-    for version in sorted({probe.version for probe in probes}):
-        group = [probe for probe in probes if probe.version == version]
-        target = max(_effective_depth(group), _covered_depth(group))
-        smooth = target if smooth is None else (1 - SMOOTHING) * smooth + SMOOTHING * target
-    if smooth is None:
-        return horizon
-    return min(max(round(smooth) + 1, 2), horizon)
-
-
-def _effective_depth(probes: Sequence[Probe]) -> int:
-    """H_eff = round(Σ t q_t): where the disagreement lies, weighted by how many rollouts get there."""
-    longest = max(len(probe.disagreements) for probe in probes)
+def _effective_depth(probes: Sequence[Sequence[float]]) -> int:
+    """H_eff = round(Σ t p_t): where the disagreement lies, weighted by how many rollouts get there."""
     mass: list[float] = []
-    for turn in range(longest):
-        alive = [probe.disagreements[turn] for probe in probes if len(probe.disagreements) > turn]
+    for turn in range(max(map(len, probes))):
+        alive = [probe[turn] for probe in probes if len(probe) > turn]
         mass.append(max(sum(alive) / len(alive), 0.0) * len(alive) / len(probes))
     total = sum(mass) + 1e-8
     return round(sum(turn * value / total for turn, value in enumerate(mass)))
 
 
-def _covered_depth(probes: Sequence[Probe]) -> int:
+def _covered_depth(probes: Sequence[Sequence[float]], successes: Sequence[int]) -> int:
     """H_cov: the depth that covers 80 % of the successes; of all probes while there are few successes."""
-    successes = [len(probe.disagreements) - 1 for probe in probes if probe.success]
-    depths = sorted(successes if len(successes) >= ENOUGH_SUCCESSES else [len(p.disagreements) - 1 for p in probes])
+    depths = sorted(successes if len(successes) >= ENOUGH_SUCCESSES else [len(probe) - 1 for probe in probes])
     return depths[ceil(COVERED_SHARE * len(depths)) - 1]

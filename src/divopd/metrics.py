@@ -8,27 +8,12 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from divopd.composers.composer import Candidate
+from divopd.records import BatchFigures
 
 Curve = Sequence[tuple[float, float]]  # (policy version or any cost, success rate in percent), in order
 
 
 # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class BatchFigures:
-    """How one batch is composed. Shares are of the batch's prompt + response tokens."""
-
-    rows: int
-    rollouts: int
-    effective_rollouts: float  # 1 / Σ p_r²
-    top1_share: float  # max p_r
-    turns_per_rollout: float
-    dead_share: float  # rows without a valid token
-    kl_per_token: float  # Σ s / Σ |V|
-    age: float  # mean of update - version
-    disagreement_sd: float  # over rollouts, of their summed disagreement
-    tokens: int
 
 
 class Share(NamedTuple):
@@ -77,34 +62,6 @@ def figures_of_shares(shares: Sequence[Share], *, update: int) -> BatchFigures:
 def mean_of_last(values: Sequence[float], share: float = 0.4) -> float:
     """Mean over the final share of training, as the paper's diagnostics are averaged."""
     return fmean(values[-max(1, round(share * len(values))) :])
-
-
-@dataclass(frozen=True)
-class LogprobGap:
-    """How far the learner's log probabilities are from those at generation, in nats, on a batch's newest rows.
-
-    On rows of the learner's own version this is the rounding between two engines, or a fault in one of them. On older
-    rows the updates since then are in it, too.
-    """
-
-    version: int  # of those rows
-    tokens: int
-    mean: float  # of the absolute differences
-    largest: float
-
-
-GAP_LIMIT = 0.1  # nats, mean; two updates of the default setting make 0.02, and so does vLLM in bfloat16
-
-
-def gap_warning(gap: LogprobGap | None, *, update: int) -> str | None:
-    """What to tell when the learner and the engine that generated a batch's rows no longer agree on them."""
-    if gap is None or gap.mean <= GAP_LIMIT:
-        return None
-    return (
-        f"update {update}: the learner's log probabilities differ from those at generation by {gap.mean:.3g} nats on "
-        f"average (rows {update - gap.version} updates old); expected at most {GAP_LIMIT}: check that the explorers "
-        "load their weights whole, or lower learner.lr"
-    )
 
 
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
