@@ -20,10 +20,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from divopd import Turn, make_composer
-from divopd.learner import Learner, Optimization
+from divopd.learner.torch_learner import TorchLearner
+from divopd.models.optimization import Optimization
 from divopd.models.generation import common_prefix
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.packing import make_row, merge_rows
+from divopd.models.packing import make_row, merge_rows
 
 TURNS, BATCH, MAX_TOKENS, VOCABULARY = 15, 32, 4096, 4096
 METHODS = ("vanilla", "divopd")
@@ -120,7 +121,7 @@ def make_update(side: str) -> Callable[[list[Turn]], float]:
     if side == "padded":
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
         return lambda turns: padded_update(model.train(), optimizer, turns)
-    learner = Learner(TransformersPolicy(model), Optimization(max_tokens=MAX_TOKENS))
+    learner = TorchLearner(TransformersPolicy(model), Optimization(max_tokens=MAX_TOKENS))
     return lambda turns: learner.update(turns).gradient_norm
 
 

@@ -185,7 +185,7 @@ def _sync_costs() -> dict[str, Any]:
 
 def _publish_and_load() -> dict[str, float]:
     """Bytes a second of a model of 100 million parameters: what one core can do, and what this disk leaves of it."""
-    from divopd.checkpoints import load_weights, publish_weights
+    from divopd.run.checkpoints import load_weights, publish_weights
     from divopd.models.tiny import TinySize, build_model, build_tokenizer
 
     size = TinySize(hidden=1024, layers=8, heads=16, key_value_heads=8, feed_forward=3072)

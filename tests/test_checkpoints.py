@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from divopd.checkpoints import (  # noqa: E402
+from divopd.run.checkpoints import (  # noqa: E402
     CHECKPOINT_FILES,
     latest_checkpoint,
     load_checkpoint,
@@ -82,7 +82,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(int(sys.argv[4]))
 from test_checkpoints import make, train
-from divopd.checkpoints import load_checkpoint, publish_weights
+from divopd.run.checkpoints import load_checkpoint, publish_weights
 model, optimizer = make(99)
 loaded = load_checkpoint(sys.argv[2], model=model, optimizer=optimizer)
 assert (loaded.update, loaded.state) == (4, {"pending": [4]})
@@ -247,7 +247,7 @@ def test_a_failed_write_leaves_the_older_ones(saved: Path) -> None:
 
 WRITE_FOREVER = """
 import itertools, pathlib, random, sys
-from divopd.durable_folder import write_folder
+from divopd.run.durable_folder import write_folder
 def fill(target):
     for name in ("a", "b", "c"):
         (target / name).write_bytes(random.randbytes(100_000))

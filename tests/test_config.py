@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the configuration holds settings of the lea
 from divopd.composers import METHODS
 from divopd.config import Config, load_config
 from divopd.errors import InputError
-from divopd.learner import Optimization
+from divopd.models.optimization import Optimization
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = ("alfworld-1.7b", "alfworld-4b", "webshop-3b", "webshop-7b", "scienceworld-1.5b", "scienceworld-3b")

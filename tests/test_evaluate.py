@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from divopd.checkpoints import publish_weights  # noqa: E402
+from divopd.run.checkpoints import publish_weights  # noqa: E402
 from divopd.cli import evaluate  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402
 from divopd.errors import InputError  # noqa: E402

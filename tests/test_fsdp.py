@@ -10,22 +10,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from divopd.learner import Learner, Optimization
+from divopd.learner.torch_learner import TorchLearner
+from divopd.models.optimization import Optimization
 from divopd.models.transformers_policy import TransformersPolicy
 from token_rollouts import pool, tiny_model
 
 BATCHES = [pool(0), pool(1), pool(2)[:4]]  # the last has less work than two ranks want
 
 
-def train(learner: Learner) -> torch.Tensor:
+def train(learner: TorchLearner) -> torch.Tensor:
     """Three updates; loss, gradient norm and KL per token of each."""
     done = [learner.update(turns) for turns in BATCHES]
     return torch.tensor([[f.loss, f.gradient_norm, f.kl_per_token] for f in done], dtype=torch.float64)
 
 
-def make_learner(*, tied: bool, activations: Literal["keep", "recompute"] = "keep") -> Learner:
+def make_learner(*, tied: bool, activations: Literal["keep", "recompute"] = "keep") -> TorchLearner:
     model = tiny_model(torch.float32, tie_word_embeddings=tied)
-    return Learner(TransformersPolicy(model), Optimization(lr=1e-3, max_tokens=90, activations=activations))
+    return TorchLearner(TransformersPolicy(model), Optimization(lr=1e-3, max_tokens=90, activations=activations))
 
 
 def run_rank(target: str) -> None:

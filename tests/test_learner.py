@@ -11,9 +11,10 @@ from transformers import Qwen3ForCausalLM
 
 from divopd import Turn
 from divopd.errors import AlignmentError, DivopdError, InputError
-from divopd.learner import Learner, Optimization
+from divopd.learner.torch_learner import TorchLearner
+from divopd.models.optimization import Optimization
 from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
-from divopd.packing import make_row, merge_rows
+from divopd.models.packing import make_row, merge_rows
 from token_rollouts import (
     HISTORIES,
     dead,
@@ -40,7 +41,7 @@ def batch_of(kind: str) -> tuple[list[Turn], list[float] | None]:
 
 def relative_error(model: torch.nn.Module, turns: Sequence[Turn], weights: Sequence[float] | None) -> float:
     expected = plain_gradient(own_copy(model), turns, weights)
-    learner = Learner(TransformersPolicy(model), Optimization(max_tokens=60))
+    learner = TorchLearner(TransformersPolicy(model), Optimization(max_tokens=60))
     learner.gradient(turns, weights)
     return float((gradient(model) - expected).norm() / expected.norm())
 
@@ -63,7 +64,7 @@ def test_gradients_of_other_shapes(changes: dict[str, object]) -> None:
 def test_checkpointed_activations_give_the_same_gradient() -> None:
     model = tiny_model()
     turns, _ = batch_of("full")
-    Learner(TransformersPolicy(model), Optimization(activations="recompute")).gradient(turns)
+    TorchLearner(TransformersPolicy(model), Optimization(activations="recompute")).gradient(turns)
     expected = plain_gradient(own_copy(tiny_model()), turns)
     torch.testing.assert_close(gradient(model), expected, rtol=1e-9, atol=1e-12)
 
@@ -77,7 +78,7 @@ def test_a_teacher_that_equals_the_student_teaches_nothing() -> None:
     spans = [[(len(turn.prompt_ids), turn.tokens)] for turn in turns]
     scores = policy.score(rows, spans)
     scored = [replace(t, teacher_logprobs=s.tolist(), teacher_mask=None) for t, (s,) in zip(turns, scores, strict=True)]
-    figures = Learner(policy).gradient(scored)
+    figures = TorchLearner(policy).gradient(scored)
     assert figures.loss == figures.kl_per_token == figures.gradient_norm == 0.0
     assert not gradient(model).any()
 
@@ -85,7 +86,7 @@ def test_a_teacher_that_equals_the_student_teaches_nothing() -> None:
 def test_full_history_costs_one_pass_over_the_longest_row() -> None:
     """Figures count tokens as the paper does and as they were computed."""
     turns = rollout("a", turns=6)
-    figures = Learner(TransformersPolicy(tiny_model())).update([*turns, dead(turns[0])])
+    figures = TorchLearner(TransformersPolicy(tiny_model())).update([*turns, dead(turns[0])])
     assert figures.tokens == sum(turn.tokens for turn in turns) + turns[0].tokens
     last = make_row(turns[-1].prompt_ids, turns[-1].response_ids, turns[-1].teacher_mask)
     assert figures.computed_tokens == merge_rows([last])[0].tokens < turns[-1].tokens
@@ -105,18 +106,18 @@ def test_the_gap_to_generation_is_that_of_the_newest_rows() -> None:
     told = [replace(t, student_logprobs=(o - d).tolist()) for t, o, d in zip(turns, own, off, strict=True)]
     masks = [np.asarray(turn.teacher_mask, bool) for turn in turns]
     newest = np.abs(np.concatenate([d[m] for t, d, m in zip(told, off, masks, strict=True) if t.version]))
-    gap = Learner(policy, Optimization(max_tokens=60)).update(told).logprob_gap
+    gap = TorchLearner(policy, Optimization(max_tokens=60)).update(told).logprob_gap
     assert gap is not None
     assert (gap.version, gap.tokens) == (1, len(newest))
     np.testing.assert_allclose([gap.mean, gap.largest], [newest.mean(), newest.max()], rtol=1e-6)
-    assert Learner(policy).gradient([dead(turn) for turn in turns]).logprob_gap is None
+    assert TorchLearner(policy).gradient([dead(turn) for turn in turns]).logprob_gap is None
 
 
 def test_an_update_is_one_clipped_adamw_step() -> None:
     """The weights after two updates equal those that torch's own AdamW makes of the plain gradient."""
     model = tiny_model()
     reference = own_copy(model)
-    learner = Learner(TransformersPolicy(model), Optimization(lr=1e-2, max_grad_norm=0.5))
+    learner = TorchLearner(TransformersPolicy(model), Optimization(lr=1e-2, max_grad_norm=0.5))
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.01)
     for seed in (0, 1):
         turns = pool(seed)
@@ -134,7 +135,7 @@ def test_updates_bring_the_student_to_the_teacher() -> None:
     """Thirty updates on its own responses take most of the student's disagreement away."""
     student, teacher = (TransformersPolicy(tiny_model(torch.float32, seed=seed)) for seed in (0, 7))
     prompts = [[5, 6, 7, 8 + n % 4] for n in range(64)]
-    learner = Learner(student, Optimization(lr=1e-2))
+    learner = TorchLearner(student, Optimization(lr=1e-2))
     history = []
     for update in range(30):
         said = student.respond(prompts, temperature=1.0, max_tokens=4, seeds=range(64 * update, 64 * update + 64))
@@ -152,7 +153,7 @@ def test_updates_bring_the_student_to_the_teacher() -> None:
 def test_a_batch_of_dead_rows_is_a_step_with_gradient_zero() -> None:
     model = tiny_model()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    figures = Learner(TransformersPolicy(model), Optimization(lr=0.1, weight_decay=0.5)).update(
+    figures = TorchLearner(TransformersPolicy(model), Optimization(lr=0.1, weight_decay=0.5)).update(
         [dead(turn) for turn in rollout("a")]
     )
     assert (figures.gradient_norm, figures.loss, figures.computed_tokens) == (0.0, 0.0, 0)
@@ -164,7 +165,7 @@ def test_broken_batches_change_no_weight() -> None:
     """Ids outside the vocabulary, an empty batch, weights that overflow: an error each, and the model as before."""
     model = tiny_model(torch.float32)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    learner = Learner(TransformersPolicy(model), Optimization(lr=0.1))
+    learner = TorchLearner(TransformersPolicy(model), Optimization(lr=0.1))
     first, *rest = rollout("a")
     with pytest.raises(AlignmentError, match="token id 61 is outside the model's vocabulary of 61"):
         learner.update([*rest, replace(first, prompt_ids=[5, 61])])
@@ -183,10 +184,10 @@ def test_bfloat16_products_with_float32_weights() -> None:
     turns = pool()
     model = tiny_model(torch.float32)
     expected = plain_gradient(own_copy(model), turns)
-    Learner(TransformersPolicy(model), Optimization(compute="bfloat16")).gradient(turns)
+    TorchLearner(TransformersPolicy(model), Optimization(compute="bfloat16")).gradient(turns)
     assert 1e-5 < float((gradient(model) - expected).norm() / expected.norm()) < 0.1
     with pytest.raises(InputError, match=r"load it in float32"):
-        Learner(TransformersPolicy(tiny_model(torch.bfloat16)))
+        TorchLearner(TransformersPolicy(tiny_model(torch.bfloat16)))
 
 
 def test_lora_trains_the_adapters_only(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_lora_trains_the_adapters_only(tmp_path: Path) -> None:
     policy = TransformersPolicy(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     turns = pool()
-    learner = Learner(policy, Optimization(lr=1e-2))
+    learner = TorchLearner(policy, Optimization(lr=1e-2))
     losses = [learner.update(turns).loss for _ in range(4)]
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert moved == {name for name in before if "lora_" in name}

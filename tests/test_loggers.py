@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from divopd.errors import InputError, MissingExtraError
-from divopd.loggers import LOGGERS, METRICS, Loggers
+from divopd.run.loggers import LOGGERS, METRICS, Loggers
 
 SETTINGS = {"method": "divopd", "learner": {"lr": 1e-4}}
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from divopd import Turn, make_composer
-from divopd.learner import Learner
+from divopd.learner.torch_learner import TorchLearner
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.objective import opd_loss, token_weights
+from divopd.models.objective import opd_loss, token_weights
 from divopd.validity import disagreement, why_invalid
 from token_rollouts import dead, gradient, own_copy, plain_gradient, pool, rollout, tiny_model
 
@@ -55,7 +55,7 @@ class Pool:
         self.turns = turns
         self.gradients = torch.stack([plain_gradient(reference, [turn]) for turn in turns])
         self.mean = self.gradients.mean(0)
-        self.learner = Learner(TransformersPolicy(model))
+        self.learner = TorchLearner(TransformersPolicy(model))
 
     def selected(self, rows: list[int]) -> torch.Tensor:
         """Ĝ of the rows, from the learner's merged and packed pass."""

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.packing import Row, make_row, merge_rows, micro_batches
+from divopd.models.packing import Row, make_row, merge_rows, micro_batches
 
 # two tokens only, so that prefixes happen; 256 and 65536 have the same bytes as others at another offset
 TOKENS = st.lists(st.sampled_from([1, 256, 65536]), min_size=2, max_size=7)

@@ -11,7 +11,8 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from divopd.errors import AlignmentError, InputError
-from divopd.learner import Learner, Optimization
+from divopd.learner.torch_learner import TorchLearner
+from divopd.models.optimization import Optimization
 from divopd.models.policy import Policy
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
@@ -61,7 +62,7 @@ def test_a_large_vocabulary_is_projected_in_chunks() -> None:
     expected = plain_logprobs(reference, turn)
     ((scores,),) = policy.score([[*turn.prompt_ids, *ids]], [[(start, start + 50)]])
     np.testing.assert_allclose(scores, expected.detach().numpy(), atol=1e-4)
-    Learner(policy).gradient([turn])
+    TorchLearner(policy).gradient([turn])
     (-(torch.full((50,), -9.0) - expected.detach()) * expected).mean().backward()
     assert (gradient(model) - gradient(reference)).norm() < 1e-4 * gradient(reference).norm()
 
@@ -173,7 +174,7 @@ def test_memory_is_dropped_when_a_weight_changes() -> None:
     policy = TransformersPolicy(tiny_model(torch.float32))
     prompt = tokens(30, 1)
     policy.respond([prompt], temperature=1.0, max_tokens=5, seeds=[0])
-    Learner(policy, Optimization(lr=0.1)).update(rollout("a"))
+    TorchLearner(policy, Optimization(lr=0.1)).update(rollout("a"))
     (response,) = policy.respond([prompt], temperature=1.0, max_tokens=5, seeds=[0])
     whole = [*prompt, *response.ids]
     ((scores,),) = policy.score([whole], [[(30, len(whole))]])

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from divopd.audits.ledger import audit_ledger
-from divopd.checkpoints import load_weights
+from divopd.run.checkpoints import load_weights
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveRun
 from divopd.pipeline.models import load_student

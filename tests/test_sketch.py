@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from divopd.audits.sketch import KroneckerSketch, _projection  # noqa: E402
-from divopd.learner import Learner  # noqa: E402
+from divopd.learner.torch_learner import TorchLearner  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.turns import Turn  # noqa: E402
 
@@ -61,7 +61,7 @@ def make_turn(rng: random.Random, number: int) -> Turn:
 
 def exact(policy: TransformersPolicy, turns: list[Turn]) -> np.ndarray:
     """Gradients of single rows by the learner itself, the matrices only: norms' gains are not sketched."""
-    learner = Learner(policy)
+    learner = TorchLearner(policy)
     rows = []
     for turn in turns:
         learner.gradient([turn])

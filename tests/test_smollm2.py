@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from divopd import Turn
-from divopd.learner import Learner, Optimization
+from divopd.learner.torch_learner import TorchLearner
+from divopd.models.optimization import Optimization
 from divopd.models.policy import Response
 from divopd.models.transformers_policy import TransformersPolicy
 
@@ -85,7 +86,7 @@ def test_generation_scoring_and_two_updates(folder: Path, tmp_path: Path) -> Non
         replace(turn, teacher_logprobs=scores.tolist())
         for turn, (scores,) in zip(turns, teacher.score(rows, spans), strict=True)
     ]
-    learner = Learner(student, Optimization(lr=1e-5))
+    learner = TorchLearner(student, Optimization(lr=1e-5))
     first, second = (learner.update(scored) for _ in range(2))
     assert first.computed_tokens < first.tokens
     assert first.gradient_norm > 0

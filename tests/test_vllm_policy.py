@@ -15,12 +15,12 @@ pytest.importorskip("torch")
 import torch
 
 from divopd.audits.ledger import audit_ledger
-from divopd.checkpoints import publish_weights, read_weights
+from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.config import Config, load_config
 from divopd.embedded import model_folder
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
 from divopd.explorer import rows_of
-from divopd.learner import Learner
+from divopd.learner.torch_learner import TorchLearner
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
@@ -129,7 +129,7 @@ def test_real_rollouts_have_the_learners_log_probabilities(
     for ours, theirs in zip(scored, again, strict=True):
         for one, other in zip(ours.turns, theirs.turns, strict=True):
             np.testing.assert_allclose(one.teacher_logprobs or [], other.teacher_logprobs or [], atol=TOLERANCE)
-    figures = Learner(reference).update([turn for rollout in scored for turn in rollout.turns])
+    figures = TorchLearner(reference).update([turn for rollout in scored for turn in rollout.turns])
     assert figures.logprob_gap is not None
     assert figures.logprob_gap.tokens > 100
     assert figures.logprob_gap.largest < TOLERANCE

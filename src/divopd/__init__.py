@@ -1,6 +1,6 @@
 """Asynchronous on-policy distillation of multi-turn agents, and the composer that fills its batches."""
 
-from divopd.composers import METHODS, make_composer
+from divopd.methods import METHODS, make_composer
 from divopd.turns import Rollout, Turn
 
 __version__ = "0.1.0"

@@ -33,8 +33,8 @@ from divopd.composers import METHODS, Composer, Settings
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
-from divopd.loggers import LoggerName
-from divopd.optimization import Lora, Optimization
+from divopd.run.loggers import LoggerName
+from divopd.models.optimization import Lora, Optimization
 from divopd.prompts import PromptStyle, style_for
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]

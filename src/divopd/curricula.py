@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, NamedTuple, Protocol
 
+from divopd.turns import Rollout
+from divopd.validity import disagreement, why_invalid
+
 PROBE_EVERY = 8  # updates between full-depth probes
 PROBE_WARMUP = 3  # first updates, all at full depth
 SMOOTHING = 0.3
@@ -32,6 +35,12 @@ class Depths:
     horizon: int
     rollouts_per_step: int  # rollouts that make one explorer step
     growth: int  # explorer steps after which TCOD-F2B allows one turn more
+
+
+def outcome_of(rollout: Rollout, *, number: int) -> Outcome:
+    """What a curriculum hears of a scored rollout."""
+    values = tuple(disagreement(turn) if why_invalid(turn) is None else 0.0 for turn in rollout.turns)
+    return Outcome(number, rollout.version, bool(rollout.turns[0].success), values)
 
 
 class Curriculum(Protocol):

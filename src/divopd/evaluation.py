@@ -1,13 +1,17 @@
 """How often a policy succeeds: student only, temperature 0.4, the same tasks and draws every time (SPEC §8)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from divopd.environments import Environment, find_entry, make_environment
+from divopd.config import Config
+from divopd.environments import Environment, find_entry, kind_of, make_environment, tasks
+from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, Start, play
 from divopd.models.policy import Policy
-from divopd.prompts import Codec, PromptStyle
+from divopd.prompts import Codec
+from divopd.records import EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -22,59 +26,90 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is the same for every rollout of an evaluation; without a `horizon` it is the environment's own.
+class Exam:
+    """Fixed tasks, and how they are played.
 
     Its environments are made at the first evaluation and kept for the next: a JVM is slow until it is warm.
     """
 
     environment: str
-    style: PromptStyle
-    codec: Codec
+    tasks: tuple[str, ...]
+    acting: Acting
+    horizon: int
     settings: dict[str, Any] = field(default_factory=dict)  # of the environment
-    horizon: int | None = None
-    temperature: float = 0.4
-    max_response_tokens: int = 32
     in_flight: int = 64
-    seed: int = 0
     _made: list[Environment] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def environments(self, tasks: int) -> list[Environment]:
-        """As many as play at once when there are so many tasks."""
-        wanted = min(self.in_flight, find_entry(self.environment).side_by_side, tasks)
+    def play(self, policy: Policy) -> Evaluation:
+        """Play every task once with the policy."""
+        return self._play(self.acting, student=policy, teacher_of=None)
+
+    def play_takeover(self, teacher: Policy, *, student: Policy, after_turns: int) -> Evaluation:
+        """Play every task once; the teacher takes over from the student for good after so many turns.
+
+        It tells whether a teacher knows its way from the states a student gets into: one that does not cannot teach.
+        """
+        acting = replace(self.acting, takeover_at=after_turns)
+        return self._play(acting, student=student, teacher_of=lambda task: teacher)
+
+    def _play(
+        self, acting: Acting, *, student: Policy, teacher_of: Callable[[str], Policy] | None
+    ) -> Evaluation:
+        starts = [Start(number, task, self.horizon) for number, task in enumerate(self.tasks)]
+        environments = self._environments()
+        return Evaluation(
+            tuple(play(starts, acting, student=student, teacher_of=teacher_of, environments=environments))
+        )
+
+    def _environments(self) -> list[Environment]:
+        """As many as play at once."""
+        wanted = min(self.in_flight, find_entry(self.environment).side_by_side, len(self.tasks))
         while len(self._made) < wanted:
             self._made.append(make_environment(self.environment, **self.settings))
         return self._made[:wanted]
 
+    def record(self, played: Evaluation, *, version: int) -> EvaluationRecord:
+        """Success rate in percent, overall and by kind of task, and the mean number of turns."""
+        failures = [rollout.failure for rollout in played.rollouts]
+        if failures and all(failures):  # a success rate of 0 would be a claim about the policy
+            raise EnvironmentFailure(f"all {len(failures)} rollouts of an evaluation broke off: {failures[-1]}")
+        kinds = {task: kind_of(self.environment, task, **self.settings) for task in self.tasks}
+        total = Counter(kinds[rollout.start.task] for rollout in played.rollouts)
+        won = Counter(kinds[rollout.start.task] for rollout in played.rollouts if rollout.success)
+        return EvaluationRecord(
+            version=version,
+            success_rate=played.percent,
+            tasks=len(played.rollouts),
+            turns=sum(len(rollout.turns) for rollout in played.rollouts) / max(1, len(played.rollouts)),
+            by_kind={kind: 100.0 * won[kind] / total[kind] for kind in sorted(total)},
+        )
 
-def success_rate(policy: Policy, tasks: Sequence[str], setting: Setting) -> Evaluation:
-    """Play every task once with the policy."""
-    return _evaluate(tasks, setting, student=policy, teacher=None, takeover_at=None)
 
-
-def takeover_success_rate(
-    student: Policy, tasks: Sequence[str], setting: Setting, *, teacher: Policy, after_turns: int
-) -> Evaluation:
-    """Play every task once; the teacher takes over from the student for good after so many turns.
-
-    It tells whether a teacher knows its way from the states a student gets into: one that does not cannot teach.
-    """
-    return _evaluate(tasks, setting, student=student, teacher=teacher, takeover_at=after_turns)
-
-
-def _evaluate(
-    tasks: Sequence[str], setting: Setting, *, student: Policy, teacher: Policy | None, takeover_at: int | None
-) -> Evaluation:
-    acting = Acting(
-        style=setting.style,
-        codec=setting.codec,
-        temperature=setting.temperature,
-        max_response_tokens=setting.max_response_tokens,
-        seed=setting.seed,
-        takeover_at=takeover_at,
+def exam_of(config: Config, codec: Codec) -> Exam:
+    """The fixed evaluation of a run."""
+    environment, evaluation = config.environment, config.evaluation
+    found = tasks(environment.name, environment.evaluation_split, **environment.settings)
+    return Exam(
+        environment=environment.name,
+        tasks=tuple(found[: evaluation.tasks]),
+        acting=Acting(
+            style=config.prompts,
+            codec=codec,
+            temperature=evaluation.temperature,
+            max_response_tokens=config.explorer.max_response_tokens,
+            seed=config.seed,
+        ),
+        horizon=environment.horizon,
+        settings=environment.settings,
+        in_flight=evaluation.in_flight,
     )
-    depth = setting.horizon or find_entry(setting.environment).horizon
-    starts = [Start(number, task, depth) for number, task in enumerate(tasks)]
-    teacher_of = None if teacher is None else lambda task: teacher
-    environments = setting.environments(len(tasks))
-    return Evaluation(tuple(play(starts, acting, student=student, teacher_of=teacher_of, environments=environments)))
+
+
+def open_at_takeover(played: Evaluation, *, after_turns: int) -> Evaluation:
+    """The rollouts that were not over when the teacher took over."""
+    return Evaluation(tuple(one for one in played.rollouts if len(one.turns) > after_turns))
+
+
+def is_evaluated(config: Config, version: int) -> bool:
+    """Whether a version is one of those that the config wants evaluated."""
+    return version % config.evaluation.every == 0 or version == config.learner.updates

@@ -69,14 +69,9 @@ def replay(recording: Recording, composer: Composer, *, updates: int | None = No
     for update in range(recording.updates if updates is None else updates):
         for position in arriving.get(update, ()):
             heappush(queue, position)
-        oldest = composer.oldest_version(update)
-        room = composer.pool_size - sum(c.version >= oldest for c in pending)
-        pool = list(pending)
-        while queue and room > 0:
-            candidate = recording.turns[heappop(queue)].candidate._replace(first_seen=update)
-            pool.append(candidate)
-            room -= candidate.version >= oldest  # a stale turn takes no room; decide() reports it
-        decision = composer.decide(pool, update=update)
+        unread = (recording.turns[heappop(queue)].candidate._replace(first_seen=update) for _ in range(len(queue)))
+        fresh = composer.read(unread, update=update, pending=pending)
+        decision = composer.decide([*pending, *fresh], update=update)
         pending = decision.pending
         yield decision
 

@@ -15,7 +15,7 @@ from divopd.demonstrations import Example, Labels, Slips, demonstrate, encode, t
 from divopd.environments import find_entry, tasks
 from divopd.errors import InputError
 from divopd.evaluation import Evaluation, Setting, success_rate
-from divopd.packing import micro_batches
+from divopd.models.packing import micro_batches
 from divopd.prompts import Codec, PromptStyle
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ class RunPolicy:
     """A run's student, filled with the weights of one version at a time. `versions` are those that were kept."""
 
     def __init__(self, run: Path) -> None:
-        from divopd.durable_folder import numbered_folders
+        from divopd.run.durable_folder import numbered_folders
 
         self.folder = run if run.is_dir() else run.parent
         self.versions = sorted(int(path.name) for path in numbered_folders(self.folder / "weights"))
@@ -26,8 +26,8 @@ class RunPolicy:
 
     def at(self, version: int) -> "TransformersPolicy":
         """The policy of a version; it is the same object every time, with other weights."""
-        from divopd.checkpoints import load_weights
-        from divopd.durable_folder import numbered_path
+        from divopd.run.checkpoints import load_weights
+        from divopd.run.durable_folder import numbered_path
 
         if self._policy is None:
             self._policy = self._load()

@@ -86,9 +86,9 @@ def _is_run(what: str) -> bool:
 
 def _of_run(folder: Path, args: argparse.Namespace) -> tuple["Config", Path]:
     """A run is evaluated as it was configured, with the weights of one of its versions."""
-    from divopd.checkpoints import latest_checkpoint
+    from divopd.run.checkpoints import latest_checkpoint
     from divopd.config import load_config
-    from divopd.durable_folder import numbered_folders, numbered_path
+    from divopd.run.durable_folder import numbered_folders, numbered_path
 
     if args.config or args.environment:
         raise InputError(f"{folder} is a run and says itself how it is evaluated; leave --config and --environment out")
@@ -140,7 +140,7 @@ def _in_place(config: "Config", model: str) -> "Config":
 
 
 def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
-    from divopd.checkpoints import load_weights
+    from divopd.run.checkpoints import load_weights
     from divopd.pipeline.models import load_student
 
     policy = load_student(config)

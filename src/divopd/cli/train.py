@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
-    from divopd.loggers import Loggers, require
+    from divopd.run.loggers import Loggers, require
     from divopd.pipeline.begin import begin_run, make_run
     from divopd.report.terminal import TerminalView
 

@@ -1,38 +1,25 @@
-"""Composers: which turns enter a learner batch. A new method is one class and one line in METHODS."""
-
-from typing import Any
+"""Composers: which turns enter a learner batch, one file per idea; methods.py has the table of names."""
 
 from divopd.composers.adaptive import DivOPDAdaptive
-from divopd.composers.arrival import GateOnly, TurnOPD, Vanilla, VanillaWide
+from divopd.composers.arrival import GateOnly, Vanilla, VanillaWide
 from divopd.composers.composer import Batch, Candidate, Composer, Decision, Settings, candidate_of
 from divopd.composers.rollout_first import DivOPD, DivOPDBase
 from divopd.composers.task_first import DivOPDFocus
 from divopd.composers.top_scores import TopB
-from divopd.errors import InputError, UnknownNameError
 
-METHODS: dict[str, type[Composer]] = {
-    "vanilla": Vanilla,
-    "vanilla-wide": VanillaWide,
-    "gate-only": GateOnly,
-    "divopd-base": DivOPDBase,
-    "divopd": DivOPD,
-    "divopd-r": DivOPD,  # recovery is the explorer's part
-    "divopd-focus": DivOPDFocus,
-    "top-b": TopB,
-    "tcod-f2b": Vanilla,  # the depth curriculum is the explorer's part
-    "turnopd": TurnOPD,
-    "divopd-adaptive": DivOPDAdaptive,
-}
-
-
-def make_composer(method: str, **settings: Any) -> Composer:
-    """A composer by its name. `settings` are the fields of Settings; what is left out has the paper's value."""
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS)
-    try:
-        return METHODS[method](Settings(method, **settings))
-    except TypeError as error:
-        raise InputError(f"method {method!r}: {str(error).removeprefix('Settings.__init__() ')}") from None
-
-
-__all__ = ["METHODS", "Batch", "Candidate", "Composer", "Decision", "Settings", "candidate_of", "make_composer"]
+__all__ = [
+    "Batch",
+    "Candidate",
+    "Composer",
+    "Decision",
+    "DivOPD",
+    "DivOPDAdaptive",
+    "DivOPDBase",
+    "DivOPDFocus",
+    "GateOnly",
+    "Settings",
+    "TopB",
+    "Vanilla",
+    "VanillaWide",
+    "candidate_of",
+]

@@ -1,13 +1,13 @@
 """What every composer does: the reader's rules, the gate, ageing, and the state between updates.
 
-A method is a subclass with a `select` (which candidates, in which order) and, rarely, a `weigh`. Deciding is pure:
-`decide` looks at a pool and returns data. `compose` is the same for callers who hold whole turns and no store.
+A composer is a subclass with a `select` (which candidates, in which order). Deciding is pure: `read` and `decide` look
+at a queue and a pool and return data. `compose` is the same for callers who hold whole turns and no store.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from divopd.errors import InputError
 from divopd.turns import Turn, turn_from_json, turn_to_json
@@ -101,14 +101,36 @@ class Settings:
             raise InputError(f"cap is {self.cap}; expected 1 or more, or none for no cap")
 
 
+class RowWeights(Protocol):
+    """What each selected row weighs in the loss, in order; the mean over a batch is 1."""
+
+    def __call__(self, selected: Sequence[Candidate], *, update: int, settings: Settings) -> list[float]: ...
+
+
+def equal_rows(selected: Sequence[Candidate], *, update: int, settings: Settings) -> list[float]:
+    """Every row weighs 1, as in the paper."""
+    del update, settings
+    return [1.0] * len(selected)
+
+
+class Versioned(Protocol):
+    """Anything of a policy version: a candidate, a stored turn, a turn."""
+
+    @property
+    def version(self) -> int: ...
+
+
+T = TypeVar("T", bound=Versioned)
+
+
 class Composer(ABC):
     """Fills learner batches from scored turns. One instance belongs to one run and keeps its pending turns."""
 
     gated: ClassVar[bool] = True  # drop invalid turns; without a gate they take slots as dead rows
     keeps_pending: ClassVar[bool] = True  # unselected turns wait; otherwise the pool is one batch
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, *, weights: RowWeights = equal_rows) -> None:
+        self.settings, self.weights = settings, weights
         self._pending: list[tuple[Candidate, Turn]] = []
 
     @property
@@ -126,10 +148,24 @@ class Composer(ABC):
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
         """At most `batch_size` of the pool (valid and fresh enough), in the order of training."""
 
-    def weigh(self, selected: list[Candidate], *, update: int) -> list[float]:
-        """One weight a row, mean 1."""
-        del update
-        return [1.0] * len(selected)
+    def read(self, queue: Iterable[T], *, update: int, pending: Iterable[Versioned]) -> list[T]:
+        """Step 2: fresh turns in arrival order until the pool is full or none is left. Pure.
+
+        Stale turns on the way are read too, but take no room: `decide` reports them. `queue` starts at the first
+        unread turn and is read no further than needed.
+        """
+        oldest, room = self.oldest_version(update), self._room(pending, update=update)
+        fresh: list[T] = []
+        for turn in queue if room > 0 else ():
+            fresh.append(turn)
+            room -= turn.version >= oldest
+            if room == 0:
+                break
+        return fresh
+
+    def _room(self, pending: Iterable[Versioned], *, update: int) -> int:
+        oldest = self.oldest_version(update)
+        return self.pool_size - sum(turn.version >= oldest for turn in pending)
 
     def decide(self, pool: Sequence[Candidate], *, update: int) -> Decision:
         """Compose one batch from a pool: pending turns, then fresh ones, each in arrival order. Pure."""
@@ -145,7 +181,7 @@ class Composer(ABC):
         aged_out = [c for c in left if c.first_seen < born]
         return Decision(
             selected=selected,
-            weights=self.weigh(selected, update=update),
+            weights=self.weights(selected, update=update, settings=self.settings),
             passes=passes,
             stale=stale,
             invalid=invalid,
@@ -157,8 +193,7 @@ class Composer(ABC):
 
     def room(self, update: int) -> int:
         """How many fresh turns the composer can take at this update."""
-        oldest = self.oldest_version(update)
-        return self.pool_size - sum(candidate.version >= oldest for candidate, _ in self._pending)
+        return self._room((candidate for candidate, _ in self._pending), update=update)
 
     def compose(self, fresh: Sequence[Turn], update: int) -> Batch:
         """Add fresh turns, in arrival order, and compose the batch of this update.

@@ -1,6 +1,5 @@
 """DivOPD-focus: the paper's earlier, task-grouped composer, kept as a reference (SPEC §4.3)."""
 
-from collections import Counter
 from random import Random
 
 from divopd.composers.composer import Candidate, Composer, Selection
@@ -10,7 +9,7 @@ TOKEN_SHARE_PER_TASK = 0.25  # first pass, of the batch's tokens
 
 
 class DivOPDFocus(Composer):
-    """Task groups in seeded random order, largest disagreement first, equal total weight for every rollout.
+    """Task groups in seeded random order, largest disagreement first.
 
     How many tokens the batch will have is not known before it is full: the share is taken of B times the mean tokens of
     the pool's turns. A turn that would take its task above the share is passed over in the first pass; the second pass
@@ -39,8 +38,3 @@ class DivOPDFocus(Composer):
                     rest.append(candidate)
         passes = [1] * len(first) + [2] * len(rest)
         return Selection((first + rest)[:size], passes[:size])
-
-    def weigh(self, selected: list[Candidate], *, update: int) -> list[float]:
-        del update
-        rows = Counter(c.rollout for c in selected)
-        return [len(selected) / (len(rows) * rows[c.rollout]) for c in selected]

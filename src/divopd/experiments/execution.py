@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from divopd.durable_folder import numbered_folders
+from divopd.run.durable_folder import numbered_folders
 from divopd.errors import DivopdError
 from divopd.experiments.results import load_result, result_of
 from divopd.experiments.wanted import Wanted

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from divopd.errors import AlignmentError
-from divopd.packing import make_row, merge_rows
+from divopd.models.packing import make_row, merge_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from divopd.checkpoints import fill_weights
+from divopd.run.checkpoints import fill_weights
 from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.policy import Response, refuse_foreign_ids
-from divopd.optimization import Lora
-from divopd.packing import Row, Sequence, Span, merge_rows, micro_batches
+from divopd.models.optimization import Lora
+from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from divopd.checkpoints import check_alike
+from divopd.run.checkpoints import check_alike
 from divopd.errors import InputError, MissingExtraError
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
 from divopd.models.policy import Response, refuse_foreign_ids, score_merged

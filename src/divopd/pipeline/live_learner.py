@@ -4,10 +4,10 @@ import time
 from dataclasses import asdict
 from shutil import rmtree
 
-from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
-from divopd.durable_folder import numbered_folders, numbered_path
+from divopd.run.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
+from divopd.run.durable_folder import numbered_folders, numbered_path
 from divopd.journal import JournaledBatch
-from divopd.learner import Learner, UpdateFigures
+from divopd.learner.torch_learner import TorchLearner, UpdateFigures
 from divopd.metrics import batch_figures, gap_warning
 from divopd.pipeline import ranks
 from divopd.pipeline.live import RENDEZVOUS

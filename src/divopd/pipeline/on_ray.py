@@ -17,10 +17,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from divopd.checkpoints import read_weights
+from divopd.run.checkpoints import read_weights
 from divopd.composers import Composer
 from divopd.config import Config
-from divopd.durable_folder import numbered_path
+from divopd.run.durable_folder import numbered_path
 from divopd.errors import DivopdError, FencedError, MissingExtraError, StoreError
 from divopd.journal import JournaledBatch
 from divopd.models.transformers_policy import TransformersPolicy

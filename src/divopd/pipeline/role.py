@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from divopd.checkpoints import read_weights
+from divopd.run.checkpoints import read_weights
 from divopd.config import Config
-from divopd.durable_folder import numbered_folders, numbered_path
+from divopd.run.durable_folder import numbered_folders, numbered_path
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy

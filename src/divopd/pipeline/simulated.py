@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
+from divopd.run.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
 from divopd.config import Config
 from divopd.curricula import Probe, is_probe
 from divopd.explorer import Played, rows_of
 from divopd.journal import JournaledBatch
-from divopd.learner import Learner, UpdateFigures
+from divopd.learner.torch_learner import TorchLearner, UpdateFigures
 from divopd.metrics import batch_figures, gap_warning
 from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of

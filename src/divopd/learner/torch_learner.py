@@ -4,10 +4,11 @@ Under torchrun the same code runs on every rank with the same turns: FSDP2 shard
 share of the micro-batches, and the update is that of one rank, to rounding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,34 +19,21 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from divopd.errors import DivopdError, InputError
-from divopd.metrics import LogprobGap
+from divopd.learner import Weights
+from divopd.models.optimization import Optimization
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.objective import opd_loss, token_weights
-from divopd.optimization import Optimization
-from divopd.packing import Row, make_row, merge_rows, micro_batches
-from divopd.packing import Sequence as TokenSequence
+from divopd.models.weights import gathered_weights
+from divopd.models.objective import opd_loss, token_weights
+from divopd.models.packing import Row, make_row, merge_rows, micro_batches
+from divopd.models.packing import Sequence as TokenSequence
+from divopd.records import LogprobGap, UpdateFigures
+from divopd.run.checkpoints import load_checkpoint, save_checkpoint
 from divopd.turns import Turn
 from divopd.validity import valid_mask, why_invalid
 
 
-@dataclass(frozen=True)
-class UpdateFigures:
-    """What the learner knows of one update (SPEC §9)."""
-
-    rows: int
-    dead_rows: int
-    valid_tokens: int
-    tokens: int  # prompt + response of every row, as the paper counts them
-    computed_tokens: int  # those that the model read
-    loss: float
-    kl_per_token: float  # student minus teacher at the learner's own weights
-    gradient_norm: float  # before clipping
-    logprob_gap: LogprobGap | None  # None if there is no valid token
-    seconds: dict[str, float]  # pack, forward, backward, step
-
-
-class Learner:
-    """Trains a policy in place. `optimizer` and `policy.model` are what a checkpoint saves."""
+class TorchLearner:
+    """Trains a Hugging Face model in place."""
 
     def __init__(self, policy: TransformersPolicy, optimization: Optimization | None = None) -> None:
         self.policy = policy
@@ -79,6 +67,18 @@ class Learner:
             self.optimizer.step()
         return replace(figures, seconds=figures.seconds | clock.seconds)
 
+    def weights(self) -> Weights:
+        """The student's weights, gathered from all ranks; every rank calls it, the first has them whole."""
+        return gathered_weights(self.policy.model)
+
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
+        """See save_checkpoint: every rank calls it, the first writes."""
+        save_checkpoint(folder, update=update, model=self.policy.model, optimizer=self.optimizer, state=state)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Fill weights, optimizer and random state from a checkpoint; returns the state that was saved with them."""
+        return load_checkpoint(path, model=self.policy.model, optimizer=self.optimizer).state
+
     def gradient(self, turns: Sequence[Turn], weights: Sequence[float] | None = None) -> UpdateFigures:
         """Leave the gradient of a batch's loss in the parameters, and change none of them."""
         if not turns:
@@ -99,7 +99,7 @@ class Learner:
             tokens=sum(turn.tokens for turn in turns),
             computed_tokens=sum(sequence.tokens for sequence in sequences),
             loss=loss,
-            kl_per_token=kl / max(sum(valid), 1),
+            learner_kl_per_token=kl / max(sum(valid), 1),
             gradient_norm=self._norm(),
             logprob_gap=gap,
             seconds=clock.seconds,

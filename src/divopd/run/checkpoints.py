@@ -14,8 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from divopd.durable_folder import numbered_folders, numbered_path, refusal, verify, write_folder
 from divopd.errors import CheckpointError
+from divopd.models.weights import (
+    check_alike,
+    distributed_like,
+    fill,
+    fill_weights,
+    gathered,
+    gathered_weights,
+    kinds_of,
+    named_tensors,
+)
+from divopd.run.durable_folder import numbered_folders, numbered_path, refusal, verify, write_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -25,8 +35,6 @@ CHECKPOINT_FILES = (WEIGHTS, "optimizer.json", "optimizer.safetensors", "random.
 
 __all__ = [
     "Checkpoint",
-    "check_alike",
-    "fill_weights",
     "latest_checkpoint",
     "load_checkpoint",
     "load_weights",
@@ -60,16 +68,16 @@ def save_checkpoint(
     When it returns, the checkpoint is on disk and verified, and only then were all but the newest `keep` deleted. When
     it raises, the older ones are as they were.
     """
-    weights = _gathered_weights(model)
+    weights = gathered_weights(model)
     tensors, settings = _flatten_optimizer(model, optimizer)
 
-    def fill(target: Path) -> None:
+    def write(target: Path) -> None:
         _write_tensors(target / WEIGHTS, weights)
         _write_tensors(target / "optimizer.safetensors", tensors)
         for name, content in (("optimizer", settings), ("random", _random_state()), ("state", dict(state))):
             (target / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
-    _on_first_rank(lambda: write_folder(Path(folder), update, fill, keep=keep))
+    _on_first_rank(lambda: write_folder(Path(folder), update, write, keep=keep))
     return numbered_path(Path(folder), update)
 
 
@@ -85,26 +93,18 @@ def load_checkpoint(path: Path | str, *, model: "nn.Module", optimizer: "optim.O
         if name not in manifest["files"]:
             raise refusal(path, f"{name} is missing; got published weights, expected a checkpoint")
     weights = _read_tensors(path)
-    check_alike(_kinds(weights), _kinds(_named_tensors(model)), source=f"{path}: {WEIGHTS}")
+    check_alike(kinds_of(weights), kinds_of(named_tensors(model)), source=f"{path}: {WEIGHTS}")
     settings, randomness, state = (_read_json(path / f"{name}.json") for name in ("optimizer", "random", "state"))
     optimizer_state = _unflatten_optimizer(path, settings, model, optimizer)
-    _fill(model, weights)
+    fill(model, weights)
     optimizer.load_state_dict(optimizer_state)
     _set_random_state(randomness)
     return Checkpoint(path, manifest["number"], state)
 
 
-def publish_weights(folder: Path | str, version: int, model: "nn.Module", *, keep: int | None = None) -> str:
-    """Write the weights of a policy version as FOLDER/VERSION for the explorers, and return their digest.
-
-    `keep` deletes all but that many of the newest versions, after the new one is verified; None keeps all.
-    """
-    weights = _gathered_weights(model)
-    target = numbered_path(Path(folder), version)
-    _on_first_rank(
-        lambda: write_folder(target.parent, version, lambda t: _write_tensors(t / WEIGHTS, weights), keep=keep)
-    )
-    return verify(target)["files"][WEIGHTS]["sha256"]
+def publish_weights(folder: Path | str, version: int, weights: Mapping[str, "Tensor"]) -> None:
+    """Write the weights of a policy version as FOLDER/VERSION for the explorers, whole or not at all."""
+    write_folder(Path(folder), version, lambda target: _write_tensors(target / WEIGHTS, dict(weights)), keep=None)
 
 
 def load_weights(path: Path | str, model: "nn.Module") -> None:
@@ -121,64 +121,12 @@ def read_weights(path: Path | str) -> dict[str, "Tensor"]:
     return _read_tensors(Path(path))
 
 
-def fill_weights(model: "nn.Module", tensors: Mapping[str, "Tensor"], *, source: str) -> None:
-    """Fill a model; the weights of another one raise a CheckpointError, and then the model is as it was."""
-    check_alike(_kinds(tensors), _kinds(_named_tensors(model)), source=source)
-    _fill(model, tensors)
-
-
-def check_alike(got: Mapping[str, str], expected: Mapping[str, str], *, source: str) -> None:
-    """Both say by name what each tensor is like; a CheckpointError names the first difference."""
-    for key in sorted(got.keys() ^ expected.keys()):
-        known = "is in the file, not in the model" if key in got else "is in the model, not in the file"
-        raise CheckpointError(f"{source}: tensor {key!r} {known}; load it into the model it was saved from")
-    for key in got:
-        if got[key] != expected[key]:
-            raise CheckpointError(f"{source}: tensor {key!r} is {got[key]}, the model expects {expected[key]}")
-
-
 def latest_checkpoint(folder: Path | str) -> Path | None:
     """The newest checkpoint (or published version) in a folder, or None. Loading it verifies it."""
     return max(numbered_folders(Path(folder)), key=lambda path: int(path.name), default=None)
 
 
-# ── tensors ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _named_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
-    """Parameters and saved buffers, a tensor that two layers share (tied embeddings) once."""
-    saved = model.state_dict().keys()
-    return {n: t for n, t in (*model.named_parameters(), *model.named_buffers()) if n in saved}
-
-
-def _gathered_weights(model: "nn.Module") -> dict[str, "Tensor"]:
-    return {name: _gathered(tensor) for name, tensor in _named_tensors(model).items()}
-
-
-def _gathered(tensor: "Tensor") -> "Tensor":
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().cpu().contiguous()
-    whole = tensor.full_tensor().detach()  # of the shards of FSDP2; every rank takes part, the first writes
-    return whole.cpu().contiguous() if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0).cpu()
-
-
-def _like(whole: "Tensor", target: "Tensor") -> "Tensor":
-    """The whole tensor on the device of the target, cut into shards as the target is."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(target, DTensor):
-        return whole.to(target.device)
-    return distribute_tensor(whole.to(target.device), target.device_mesh, target.placements)
-
-
-def _fill(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> None:
-    import torch
-
-    with torch.no_grad():
-        for name, tensor in _named_tensors(model).items():
-            tensor.copy_(_like(weights[name], tensor))
+# ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _write_tensors(file: Path, tensors: dict[str, "Tensor"]) -> None:
@@ -195,10 +143,6 @@ def _read_tensors(path: Path) -> dict[str, "Tensor"]:
     from safetensors.torch import load_file
 
     return load_file(path / WEIGHTS)
-
-
-def _kinds(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
-    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
 
 
 def _read_json(file: Path) -> Any:
@@ -218,7 +162,7 @@ def _flatten_optimizer(model: "nn.Module", optimizer: "optim.Optimizer") -> tupl
     names = [name for group in groups for name in group]
     content = optimizer.state_dict()
     tensors = {
-        f"{field}/{names[index]}": _gathered(tensor)
+        f"{field}/{names[index]}": gathered(tensor)
         for index, entry in content["state"].items()
         for field, tensor in entry.items()
     }
@@ -240,7 +184,7 @@ def _unflatten_optimizer(
     for key, tensor in load_file(path / "optimizer.safetensors").items():
         field, name = key.split("/", 1)
         parameter = parameters[name]
-        whole = _like(tensor, parameter) if tensor.shape == parameter.shape else tensor  # AdamW's step is one number
+        whole = distributed_like(tensor, parameter) if tensor.shape == parameter.shape else tensor  # AdamW's step is one number
         state.setdefault(index[name], {})[field] = whole
     saved = [{key: tuple(v) if isinstance(v, list) else v for key, v in group.items()} for group in settings]
     numbered = [

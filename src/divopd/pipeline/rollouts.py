@@ -1,29 +1,39 @@
-"""What an explorer does on either clock: which task comes next, how deep it may go, who may help."""
+"""Training rollouts as the config wants them, on either clock: which task comes next, how deep it may go, who may help."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
 from divopd.config import Config
-from divopd.curricula import Probe, adapted_depth, growing_depth, is_probe
+from divopd.curricula import Depths
 from divopd.environments import Environment, make_environment, tasks
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, Start, play_each
+from divopd.methods import find_method
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
-from divopd.turns import Rollout
-from divopd.validity import disagreement, why_invalid
 
 FAILURES = 4  # rollouts in a row that break off, at least, before a run is stopped
 
 
-class Exploration:
-    """Plays training rollouts. Rollout number n always has the same task and the same random numbers."""
+class TrainingRollouts:
+    """Plays training rollouts. Rollout number n always has the same task and the same random numbers.
+
+    `curriculum` limits their depth; whoever puts rollouts into the queue tells it of them.
+    """
 
     def __init__(self, config: Config, codec: Codec) -> None:
         self.config = config
+        self.method = find_method(config.method)
+        self.curriculum = self.method.curriculum(
+            Depths(
+                horizon=config.environment.horizon,
+                rollouts_per_step=config.explorer.rollouts_in_flight,
+                growth=config.curriculum.growth,
+            )
+        )
         self._acting = Acting(
             style=config.prompts,
             codec=codec,
@@ -43,18 +53,10 @@ class Exploration:
         environment = self.config.environment
         return tasks(environment.name, environment.train_split, **environment.settings)
 
-    def start(self, number: int, *, version: int, probes: Sequence[Probe]) -> Start:
+    def start(self, number: int, *, version: int) -> Start:
         """Rollout number `number`: training tasks cycle in a fixed order; a curriculum may limit the depth."""
-        return Start(number, self._tasks[number % len(self._tasks)], self._depth(number, version, probes))
-
-    def _depth(self, number: int, version: int, probes: Sequence[Probe]) -> int:
-        config, horizon = self.config, self.config.environment.horizon
-        if config.method == "tcod-f2b":
-            step = 1 + number // config.explorer.rollouts_in_flight
-            return growing_depth(step, growth=config.curriculum.growth, horizon=horizon)
-        if config.method == "turnopd" and not is_probe(version):
-            return adapted_depth(probes, horizon=horizon)
-        return horizon
+        depth = self.curriculum.depth(number, version=version)
+        return Start(number, self._tasks[number % len(self._tasks)], depth)
 
     def play_each(
         self,
@@ -69,9 +71,8 @@ class Exploration:
 
         An EnvironmentFailure means that as many rollouts in a row broke off as are in flight.
         """
-        config = self.config
-        recovery = Recovery(**config.recovery.model_dump())
-        helped = config.method == "divopd-r" and recovery.begun(version)
+        recovery = Recovery(**self.config.recovery.model_dump())
+        helped = self.method.recovers and recovery.begun(version)
         rollouts = play_each(
             starts,
             replace(self._acting, recovery=recovery if helped else None),
@@ -95,7 +96,6 @@ class Exploration:
             )
 
 
-def probe_of(rollout: Rollout) -> Probe:
-    """A scored full-depth rollout as TurnOPD looks at it."""
-    values = tuple(disagreement(turn) if why_invalid(turn) is None else 0.0 for turn in rollout.turns)
-    return Probe(rollout.version, bool(rollout.turns[0].success), values)
+def has_room(backlog: int, bound: int | None) -> bool:
+    """Admission control: a rollout may begin while fewer turns wait than the bound allows; without one, always."""
+    return bound is None or backlog < bound
