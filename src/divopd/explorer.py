@@ -71,6 +71,10 @@ class Played:
     def reward(self) -> float:
         return sum(turn.seen.reward for turn in self.turns)
 
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(turn.response.ids) for turn in self.turns)
+
 
 def play(
     starts: Sequence[Start],

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from divopd.errors import AlignmentError, TeacherAwayError
+from divopd.models.engine import Engine
 from divopd.models.policy import Policy, Response
 from divopd.turns import Rollout, Turn
 
@@ -23,16 +24,16 @@ T = TypeVar("T")
 class Teachers:
     """Who teaches which task: the first pattern that fits its name counts, then the default."""
 
-    default: Policy
-    by_task: Mapping[str, Policy] = field(default_factory=dict)
+    default: Engine
+    by_task: Mapping[str, Engine] = field(default_factory=dict)
 
-    def of(self, task: str) -> Policy:
+    def of(self, task: str) -> Engine:
         """The teacher of a task."""
         return next((other for pattern, other in self.by_task.items() if fnmatchcase(task, pattern)), self.default)
 
-    def shares(self, rollouts: Sequence[Rollout]) -> list[tuple[Policy, list[Rollout]]]:
+    def shares(self, rollouts: Sequence[Rollout]) -> list[tuple[Engine, list[Rollout]]]:
         """The rollouts of each teacher, in order."""
-        shares: dict[int, tuple[Policy, list[Rollout]]] = {}
+        shares: dict[int, tuple[Engine, list[Rollout]]] = {}
         for rollout in rollouts:
             teacher = self.of(rollout.task)
             shares.setdefault(id(teacher), (teacher, []))[1].append(rollout)
@@ -43,38 +44,63 @@ class Teachers:
         scored = {r.id: r for teacher, share in self.shares(rollouts) for r in score_rollouts(teacher, share)}
         return [scored[rollout.id] for rollout in rollouts]
 
-    def waited_for(self, waiting: Callable[[TeacherAwayError], None]) -> "Teachers":
-        """The same teachers; while one cannot be reached, its callers wait, and `waiting` hears of every try."""
-        others = {pattern: Awaited(other, waiting) for pattern, other in self.by_task.items()}
-        return Teachers(Awaited(self.default, waiting), others)
+    def retrying(self, *, begins: Callable[[TeacherAwayError], None], waits: Callable[[], None]) -> "Teachers":
+        """The same teachers, asked again while they are away; see Absence and Retrying."""
+        others = {p: Retrying(other, Absence(begins), waits) for p, other in self.by_task.items()}
+        return Teachers(Retrying(self.default, Absence(begins), waits), others)
 
 
-class Awaited:
-    """A policy that is asked again while it cannot be reached, for an hour at most: then the error is the caller's."""
+class Absence:
+    """How long a teacher has been away. `begins` hears of it once; after an hour the error is the caller's."""
 
-    def __init__(self, policy: Policy, waiting: Callable[[TeacherAwayError], None]) -> None:
-        self.policy, self.waiting = policy, waiting
+    def __init__(self, begins: Callable[[TeacherAwayError], None]) -> None:
+        self._begins = begins
+        self._since: float | None = None
+
+    def noticed(self, error: TeacherAwayError) -> None:
+        """It could not be reached just now."""
+        if self._since is None:
+            self._since = time.monotonic()
+            self._begins(error)
+        elif time.monotonic() - self._since > AWAY_LIMIT_S:
+            raise error
+
+    def ended(self) -> None:
+        """It answers."""
+        self._since = None
+
+
+class Retrying:
+    """A teacher that is asked again while it cannot be reached; `waits` is called before every new try."""
+
+    def __init__(self, engine: Engine, absence: Absence, waits: Callable[[], None]) -> None:
+        self._engine, self._absence, self._waits = engine, absence, waits
+        self.tokenizer, self.exact = engine.tokenizer, engine.exact
+
+    @property
+    def context_length(self) -> int | None:
+        return self._engine.context_length
 
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
         wish = {"temperature": temperature, "max_tokens": max_tokens, "seeds": seeds}
-        return self._until_there(lambda: self.policy.respond(prompts, **wish))
+        return self._until_there(lambda: self._engine.respond(prompts, **wish))
 
     def score(
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[np.ndarray]]:
-        return self._until_there(lambda: self.policy.score(sequences, spans))
+        return self._until_there(lambda: self._engine.score(sequences, spans))
 
     def _until_there(self, ask: Callable[[], T]) -> T:
-        limit = time.monotonic() + AWAY_LIMIT_S
         while True:
             try:
-                return ask()
+                answer = ask()
+                self._absence.ended()
+                return answer
             except TeacherAwayError as error:
-                if time.monotonic() > limit:
-                    raise
-                self.waiting(error)
+                self._absence.noticed(error)
+            self._waits()
             time.sleep(RETRY_S)
 
 
@@ -155,7 +181,7 @@ def check_alignment(
     return worst
 
 
-def check_lengths(policy: Any, *, role: str, max_prompt_tokens: int, max_response_tokens: int) -> None:
+def check_lengths(policy: Engine, *, role: str, max_prompt_tokens: int, max_response_tokens: int) -> None:
     """The longest prompt and response must fit into the model's context."""
     longest, limit = max_prompt_tokens + max_response_tokens, policy.context_length
     if limit is not None and longest > limit:

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from divopd.models.policy import Weights
 from divopd.records import UpdateFigures
 from divopd.turns import Turn
-
-Weights = Mapping[str, Any]  # tensors by name; whoever takes them knows what they are
 
 
 class Learner(Protocol):

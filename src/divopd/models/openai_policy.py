@@ -36,6 +36,9 @@ class OpenAIPolicy:
     `model` is its name there; None: the first model that the server lists.
     """
 
+    tokenizer = None  # a server shows none
+    exact = False
+
     def __init__(self, url: str, *, model: str | None, timeout_s: float) -> None:
         """`timeout_s` is how long the server may be silent."""
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:

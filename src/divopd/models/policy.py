@@ -1,14 +1,16 @@
 """What a policy can do: respond to prompts and score tokens. Students and teachers are policies."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from divopd.errors import AlignmentError
 from divopd.models.packing import make_row, merge_rows
+
+Weights = Mapping[str, Any]  # tensors by name; who gives and who takes them know what they are
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from divopd.run.checkpoints import fill_weights
 from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.policy import Response, refuse_foreign_ids
+from divopd.models.weights import fill_weights, gathered_weights
 from divopd.models.optimization import Lora
 from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
 
@@ -99,8 +99,17 @@ class TransformersPolicy:
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(path)
 
+    @property
+    def exact(self) -> bool:
+        """Whether scoring finds the log probabilities of generation again, to rounding."""
+        return next(self.model.parameters()).dtype in (torch.float32, torch.float64)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights as they are now, on the CPU."""
+        return gathered_weights(self.model)
+
     def fill_weights(self, weights: Mapping[str, Tensor], *, source: str) -> None:
-        """Take the weights of a published version; see checkpoints.fill_weights."""
+        """Take the weights of a published version; those of another model raise a CheckpointError."""
         fill_weights(self.model, weights, source=source)
 
     def checkpoint_activations(self) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from divopd.run.checkpoints import check_alike
 from divopd.errors import InputError, MissingExtraError
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
 from divopd.models.policy import Response, refuse_foreign_ids, score_merged
+from divopd.models.weights import check_alike
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,8 @@ SURROUNDINGS = {  # of vLLM; what the user has set counts
 
 class VllmPolicy:
     """A model of a local folder in vLLM, with its tokenizer."""
+
+    exact = False  # other kernels score than generate
 
     def __init__(self, folder: Path, *, dtype: str, context: int, sequences: int) -> None:
         """Memory for keys and values is that of `sequences` sequences of `context` tokens."""

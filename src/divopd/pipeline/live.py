@@ -1,153 +1,134 @@
-"""The live clock: explorers, teacher, learner and evaluator at work at once, restarted when they die (SPEC §7)."""
+"""The real world as the learner sees it: it waits for turns, publishes weights, and time passes by itself (SPEC §7)."""
 
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from shutil import rmtree
+from typing import Any
 
-from divopd.config import Config
-from divopd.errors import DivopdError
-from divopd.store import Store
+from divopd.composers import Composer
+from divopd.evaluation import is_evaluated
+from divopd.learner import Learner
+from divopd.learner.ranks import FirstRank, follow, join
+from divopd.learner.torch_learner import TorchLearner
+from divopd.pipeline.access import POLL_S, Access
+from divopd.pipeline.models import load_student
+from divopd.pipeline.training import train
+from divopd.pipeline.wishes import Stopped
+from divopd.pipeline.world import Waited
+from divopd.records import Clock, Observers
+from divopd.run.checkpoints import publish_weights
+from divopd.run.folder import RunFolder
+from divopd.store import JournaledBatch
 
-POLL_S = 0.2
-REFUSED = 2  # exit code of a role that would end the same if it were started again
-PATIENCE_S = 30.0  # for a role that was asked to stop
-RENDEZVOUS = "ranks"  # a file in the run's folder, by which the ranks of the learner find one another
-RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
-
-
-def kind_of(name: str) -> tuple[str, int]:
-    """The role of a name, and its number: explorer-2 is explorer 2, learner the learner's rank 0."""
-    kind, _, number = name.partition("-")
-    return kind, int(number or 0)
-
-
-class Worker(Protocol):
-    """A role at work: a process here, an actor on a cluster."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it is at work."""
-        ...
-
-    def terminate(self) -> None:
-        """Ask it to stop at the next good moment."""
-        ...
-
-    def kill(self) -> None:
-        """End it now."""
-        ...
+KEPT_VERSIONS = 3  # besides those that are evaluated: an explorer may still be reading one
 
 
-class LiveRun:
-    """Starts the roles of a run as processes, keeps them running, and ends when learner and evaluator are done."""
+def learn(access: Access) -> None:
+    """The role of the learner, on one rank or on several: train to the last update."""
+    config, folder = access.config, access.folder
+    assert folder is not None, "a learner has the run's folder"
+    if config.learner.ranks == 1:
+        _train(access, folder, TorchLearner(load_student(config), config.learner))
+        return
+    join(folder.rendezvous, rank=access.rank, ranks=config.learner.ranks, device=config.student.device)
+    learner = TorchLearner(load_student(config), config.learner)
+    if access.rank:
+        follow(learner)
+        return
+    first = FirstRank(learner)
+    with suppress(Stopped):
+        _train(access, folder, first)
+    first.close()  # after an error the other ranks are in the midst of something, and are ended with this one
 
-    def __init__(self, config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]) -> None:
-        self.config, self.folder, self.report = config, folder, report
-        self.learners = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
-        explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
-        self.names = [*self.learners, "teacher", "evaluator", *explorers]
-        self.workers: dict[str, Worker] = {}
-        self.deaths: Counter[str] = Counter()  # since the last update or evaluation
-        self._reported: set[tuple[str, int]] = set()
 
-    def start(self, name: str) -> Worker:
-        """Set a role to work; what it says goes to a log of its name."""
-        command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder), name]
-        with self.log(name).open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+def _train(access: Access, folder: RunFolder, learner: Learner) -> None:
+    train(
+        access.config,
+        learner=learner,
+        ledger=access.store,
+        world=LiveWorld(access, folder),
+        run=folder,
+        observer=Observers(),  # whoever started the roles reads the records from the store
+        wishes=RoleWishes(access, folder),
+    )
 
-    def wait(self) -> None:
-        """Let the roles work for a moment."""
-        time.sleep(POLL_S)
 
-    def log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
+class RoleWishes:
+    """What is asked of a learner: to stop, by whoever started it, or a checkpoint, by a file in the run's folder."""
 
-    def run(self) -> None:
-        """Ctrl-C stops all roles cleanly; `divopd train --resume` goes on."""
-        with Store.open_read_only(self.folder) as store:
-            try:
-                self._preflight()
-                self._start(self.names)
-                while not self._over():
-                    self.wait()
-                    self._tell(store)
-            finally:
-                self._stop()
-                self._tell(store)
+    def __init__(self, access: Access, folder: RunFolder) -> None:
+        self._access, self._file = access, folder.checkpoint_wanted
 
-    def _preflight(self) -> None:
-        """Check the models against each other before anything starts, in a process that gives its memory back."""
-        worker = self.workers["preflight"] = self.start("preflight")
-        while (code := worker.poll()) is None:
-            self.wait()
-        del self.workers["preflight"]
-        if code:
-            raise DivopdError(f"the preflight refuses the run; {self._last_words('preflight')}")
+    def check(self) -> None:
+        self._access.check()
 
-    def _start(self, names: list[str]) -> None:
-        if "learner" in names:
-            (self.folder / RENDEZVOUS).unlink(missing_ok=True)
-        for name in names:
-            self.workers[name] = self.start(name)
+    def take_checkpoint(self) -> bool:
+        wanted = self._file.exists()
+        self._file.unlink(missing_ok=True)
+        return wanted
 
-    def _over(self) -> bool:
-        """Restart what died; True when the learner and the evaluator have ended well."""
-        lasting = [*self.learners, "evaluator"]
-        ended = {name for name in lasting if self.workers[name].poll() == 0}
-        for name in self.names:
-            code = self.workers[name].poll()
-            if name in ended:
-                continue
-            if "learner" in ended and name not in lasting:
-                self.workers[name].terminate()  # nobody trains on what it makes: the evaluator has the machine
-            elif code == REFUSED:
-                raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
-            elif code is not None:
-                self._restart(name, code)
-        return len(ended) == len(lasting)
 
-    def _restart(self, name: str, code: int) -> None:
-        self.deaths[name] += 1
-        self.report("restart", {"role": name, "code": code})
-        if self.deaths[name] > RESTARTS:
-            raise DivopdError(f"the {name} died {self.deaths[name]} times, to no avail; {self._last_words(name)}")
-        together = self.learners if name in self.learners else [name]  # ranks that wait for one another
-        self._kill(together)
-        self._start(together)
+class LiveWorld:
+    """Explorers, teachers and the evaluator are elsewhere; they meet the learner in the store and in its weights."""
 
-    def _last_words(self, name: str) -> str:
-        log = self.log(name)
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"its last words: {lines[-1]} (the rest is in {log})" if lines else f"{log} is empty"
+    clock: Clock = "wall"
 
-    def _stop(self) -> None:
-        for worker in self.workers.values():
-            worker.terminate()
-        deadline = time.monotonic() + PATIENCE_S
-        while self._working(self.workers) and time.monotonic() < deadline:
+    def __init__(self, access: Access, run: RunFolder) -> None:
+        self.access, self.config, self.store, self.run = access, access.config, access.store, run
+        self.heed: Callable[[], None] = access.check
+        self.learner_s = 0.0
+        self._began = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @elapsed_s.setter
+    def elapsed_s(self, seconds: float) -> None:
+        self._began = time.monotonic() - seconds
+
+    def publish(self, version: int, learner: Learner) -> None:
+        """Write the weights where explorers and evaluator find them; old ones that nobody evaluates go."""
+        wanted = version % self.config.explorer.sync_interval == 0 or is_evaluated(self.config, version)
+        if wanted and not self.run.weights_of(version).exists():
+            publish_weights(self.run.weights, version, learner.weights())
+        for old in self.run.versions()[:-KEPT_VERSIONS]:
+            if not is_evaluated(self.config, old):
+                rmtree(self.run.weights_of(old))
+
+    def evaluate(self, version: int, learner: Learner) -> None:
+        """The evaluator sees by itself which versions are published and due."""
+
+    def wait(self, composer: Composer, *, update: int) -> Waited:
+        """Until the pool holds a whole batch; after `max_wait_s` one row is enough."""
+        self.heed()
+        if update < self.store.updates:
+            return Waited()  # served again from the journal
+        start = now = time.monotonic()
+        starved = 0.0
+        while (rows := self.store.rows(composer, update=update)) < self.config.composer.batch_size:
+            if rows and now - start > self.config.learner.max_wait_s:
+                break
+            self.heed()
             time.sleep(POLL_S)
-        self._kill(self.workers)
+            before, now = now, time.monotonic()
+            starved += 0.0 if rows else now - before
+        return Waited(time.monotonic() - start, starved)
 
-    def _kill(self, names: Iterable[str]) -> None:
-        """End roles that are still at work: nothing is lost, the store has all that was acknowledged."""
-        for name in (names := list(names)):
-            if self.workers[name].poll() is None:
-                self.workers[name].kill()
-        while self._working(names):
-            time.sleep(POLL_S)
+    @contextmanager
+    def updating(self, batch: JournaledBatch) -> Generator[None]:
+        del batch
+        start = time.monotonic()
+        yield
+        self.learner_s += time.monotonic() - start
 
-    def _working(self, names: Iterable[str]) -> bool:
-        return any(self.workers[name].poll() is None for name in names)
+    def state(self) -> dict[str, Any]:
+        return {"elapsed_s": self.elapsed_s, "learner_s": self.learner_s}
 
-    def _tell(self, store: Any) -> None:
-        """Report the figures that were recorded since the last time."""
-        for kind, key in (("update", "update"), ("evaluation", "version")):
-            for number, figures in store.figures(kind).items():
-                if (kind, number) not in self._reported:
-                    self._reported.add((kind, number))
-                    self.deaths.clear()
-                    self.report(kind, {key: number, **figures})
+    def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:
+        del version, learner
+        self.elapsed_s, self.learner_s = state["elapsed_s"], state["learner_s"]

@@ -5,17 +5,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from divopd.config import Config, TeacherPart
-from divopd.embedded import model_folder
+from divopd.bootstrap.embedded import model_folder
+from divopd.config import Config, ModelPart, TeacherPart
 from divopd.errors import AlignmentError, InputError
+from divopd.models.engine import ENGINES, Engine, EngineWish, StudentEngine
 from divopd.models.model_files import load_tokenizer
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.vllm_policy import VllmPolicy
 from divopd.prompts import Codec
 from divopd.teacher import ROUGH_TOLERANCE, TOLERANCE, Teachers, check_alignment, check_lengths, check_vocabularies
-
-EXACT = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Models:
 
     student: TransformersPolicy
     teachers: Teachers
-    codec: Codec
 
 
 def load_student(config: Config) -> TransformersPolicy:
@@ -33,18 +30,23 @@ def load_student(config: Config) -> TransformersPolicy:
     return TransformersPolicy.load(model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora)
 
 
-def load_actor(config: Config) -> TransformersPolicy | VllmPolicy:
-    """The student as it acts, in the engine that the config names; in vLLM with the learner's precision."""
-    if config.student.engine == "transformers":
-        return load_student(config)
-    return _in_vllm(config, config.student.model, dtype=config.learner.compute)
+def load_actor(config: Config) -> StudentEngine:
+    """The student as it acts, in the engine that the config names."""
+    part = config.student
+    dtype = part.dtype if part.engine == "transformers" else config.learner.compute  # others have the learner's
+    return ENGINES[part.engine](_wish(config, part, part.model, dtype=dtype))
 
 
-def _in_vllm(config: Config, model: str, *, dtype: str) -> VllmPolicy:
+def _wish(config: Config, part: ModelPart, model: str, *, dtype: str) -> EngineWish:
     """With memory for the longest prompts and responses of all rollouts in flight."""
-    context = config.prompts.max_prompt_tokens + config.explorer.max_response_tokens
-    in_flight = config.explorer.rollouts_in_flight
-    return VllmPolicy(model_folder(model), dtype=dtype, context=context, sequences=in_flight)
+    return EngineWish(
+        folder=model_folder(model),
+        dtype=dtype,
+        device=part.device,
+        context=config.prompts.max_prompt_tokens + config.explorer.max_response_tokens,
+        sequences=config.explorer.rollouts_in_flight,
+        lora=getattr(part, "lora", None),
+    )
 
 
 def load_teachers(config: Config) -> Teachers:
@@ -52,12 +54,10 @@ def load_teachers(config: Config) -> Teachers:
     part = config.teacher
 
     @cache
-    def load(model: str) -> OpenAIPolicy | TransformersPolicy | VllmPolicy:
+    def load(model: str) -> Engine:
         if is_server(model):
             return OpenAIPolicy(model, model=None, timeout_s=part.timeout_s)
-        if part.engine == "vllm":
-            return _in_vllm(config, model, dtype=part.dtype)
-        return TransformersPolicy.load(model_folder(model), dtype=part.dtype, device=part.device)
+        return ENGINES[part.engine](_wish(config, part, model, dtype=part.dtype))
 
     default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
     return Teachers(default, {pattern: load(model) for pattern, model in part.by_task.items()})
@@ -72,41 +72,40 @@ def load_models(config: Config) -> Models:
     """Load all and run the preflight; an AlignmentError says what does not fit."""
     student, teachers = load_student(config), load_teachers(config)
     check_models(config, student, teachers)
-    return Models(student, teachers, Codec(student.tokenizer))
+    return Models(student, teachers)
 
 
-def check_models(config: Config, student: TransformersPolicy | VllmPolicy, teachers: Teachers) -> None:
+def check_models(config: Config, student: Engine, teachers: Teachers) -> None:
     """The preflight: every teacher reads the student's tokens as the student does."""
     codec = Codec(student.tokenizer)
-    named: dict[str, Any] = {"student": student, "teacher": teachers.default}
+    named: dict[str, Engine] = {"student": student, "teacher": teachers.default}
     named |= {f"teacher of {pattern}": teacher for pattern, teacher in teachers.by_task.items()}
-    for role, policy in named.items():
-        if isinstance(policy, OpenAIPolicy):
-            _check_server_vocabulary(policy, student.tokenizer, config.teacher, role=role)
+    for role, engine in named.items():
+        if engine.tokenizer is None:
+            _check_hidden_vocabulary(engine, student.tokenizer, config.teacher, role=role)
         else:
-            check_vocabularies(student.tokenizer, policy.tokenizer, role=role)
+            check_vocabularies(student.tokenizer, engine.tokenizer, role=role)
         check_lengths(
-            policy,
+            engine,
             role=role,
             max_prompt_tokens=config.prompts.max_prompt_tokens,
             max_response_tokens=config.explorer.max_response_tokens,
         )
-        dtype = config.student.dtype if role == "student" else config.teacher.dtype
-        tolerance = TOLERANCE if dtype in EXACT and isinstance(policy, TransformersPolicy) else ROUGH_TOLERANCE
+        tolerance = TOLERANCE if engine.exact else ROUGH_TOLERANCE
         prompt = [*codec.open_user_first, *codec.open_response]
-        check_alignment(policy, role=role, prompt=prompt, max_tokens=8, tolerance=tolerance)
+        check_alignment(engine, role=role, prompt=prompt, max_tokens=8, tolerance=tolerance)
 
 
-def _check_server_vocabulary(policy: OpenAIPolicy, student: Any, part: TeacherPart, *, role: str) -> None:
+def _check_hidden_vocabulary(engine: Engine, student: Any, part: TeacherPart, *, role: str) -> None:
     """A server shows no tokenizer. If the model that it was asked for lies here too, its tokenizer does.
 
     In any case the server must know the student's last token.
     """
-    if part.url and policy.url == part.url.rstrip("/") and (Path(part.model) / "tokenizer_config.json").is_file():
+    if part.url and role == "teacher" and (Path(part.model) / "tokenizer_config.json").is_file():
         check_vocabularies(student, load_tokenizer(Path(part.model)), role=role)
     last = max(student.get_vocab().values())
     try:
-        policy.score([[last, last]], [[(1, 2)]])
+        engine.score([[last, last]], [[(1, 2)]])
     except InputError as error:
         raise AlignmentError(
             f"the {role} does not take token {last}, the last of the student's vocabulary ({error}); use a "

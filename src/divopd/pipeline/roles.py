@@ -10,161 +10,144 @@ stops a role after the turn, the rollout or the update that it is at.
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 
 from divopd.config import load_config
-from divopd.curricula import Probe, is_probe
 from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
+from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Start, rows_of
-from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.vllm_policy import VllmPolicy
-from divopd.pipeline.evaluator import Evaluator
-from divopd.pipeline.exploration import Exploration, probe_of
-from divopd.pipeline.live import REFUSED, kind_of
-from divopd.pipeline.live_learner import LiveLearner
+from divopd.models.engine import Interruptible, StudentEngine
+from divopd.pipeline.access import POLL_S, Access, WeightsFolder
+from divopd.pipeline.live import learn
 from divopd.pipeline.models import check_models, load_actor, load_teachers
-from divopd.pipeline.role import POLL_S, Interruptible, Role, Stopped, WeightsFolder, is_evaluated
+from divopd.pipeline.processes import REFUSED, kind_of
+from divopd.pipeline.rollouts import TrainingRollouts, has_room
+from divopd.pipeline.wishes import Stopped
 from divopd.prompts import Codec
+from divopd.run.folder import RunFolder
 from divopd.store import Store
-from divopd.teacher import AWAY_LIMIT_S, RETRY_S, score_rollouts
-from divopd.turns import Rollout
+from divopd.teacher import RETRY_S, Absence, score_rollouts
 
 SCORED_AT_ONCE = 16  # rollouts
 HELD_AT_MOST = 256  # rollouts of absent teachers that are read over, to find those of others
 
 
-def explore(role: Role) -> None:
+def explore(access: Access) -> None:
     """Play rollouts with the newest weights, as many at once as the config says; each is stored when it ends.
 
     A rollout keeps the weights that it began with. So when newer ones are there, no rollout is begun until those in
     flight have ended; as long as there are none, the next one begins wherever one has ended.
     """
-    student, teachers = load_actor(role.config), None
-    if role.config.method == "divopd-r":
-        teachers = load_teachers(role.config).waited_for(lambda error: role.check())
-    exploration = Exploration(role.config, Codec(student.tokenizer))
+    student, teachers = load_actor(access.config), None
+    rollouts = TrainingRollouts(access.config, Codec(student.tokenizer))
+    if rollouts.method.recovers:
+        teachers = load_teachers(access.config).retrying(begins=lambda error: None, waits=access.check)
     version = -1
     while True:
-        version = _follow(role, student, version)
-        while not _has_room(role):
-            role.wait()
-        starts = _starts(role, exploration, version)
-        playing = exploration.play_each(
-            starts, version=version, student=student, teachers=teachers, heartbeat=role.check
+        version = _follow(access, student, version)
+        while not _has_room(access):
+            access.wait()
+        starts = _starts(access, rollouts, version)
+        playing = rollouts.play_each(
+            starts, version=version, student=student, teachers=teachers, heartbeat=access.check
         )
         for played in playing:
             rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
             if rows is not None:
-                generated = sum(len(turn.response.ids) for turn in played.turns)
-                role.store.put_unscored(rows, generated_tokens=generated)
+                access.store.offer(rows, generated_tokens=played.generated_tokens)
 
 
-def _starts(role: Role, exploration: Exploration, version: int) -> Iterator[Start]:
+def _starts(access: Access, rollouts: TrainingRollouts, version: int) -> Iterator[Start]:
     """What to play with these weights: an end comes with newer ones, or when too many turns wait."""
-    probes = [
-        Probe(event["version"], event["success"], tuple(event["disagreements"]))
-        for kind, event in role.store.events()
-        if kind == "probe"
-    ]
-    while role.newest_version() == version and _has_room(role):
-        [number] = role.store.reserve_rollouts(1)
-        yield exploration.start(number, version=version, probes=probes)
+    while access.newest_version() == version and _has_room(access):
+        rollouts.hear(lambda last: access.store.outcomes(after=last))
+        [number] = access.store.reserve(1)
+        yield rollouts.start(number, version=version)
 
 
-def _has_room(role: Role) -> bool:
-    """Admission control: off, or fewer turns wait than it allows."""
-    bound = role.config.explorer.max_backlog
-    return bound is None or role.store.backlog() < bound
+def _has_room(access: Access) -> bool:
+    bound = access.config.explorer.max_backlog
+    return bound is None or has_room(access.store.backlog(), bound)
 
 
-def _follow(role: Role, student: TransformersPolicy | VllmPolicy, version: int) -> int:
+def _follow(access: Access, student: StudentEngine, version: int) -> int:
     """Load the newest weights if they are newer; waits for the first ones."""
     while True:
-        newest = role.newest_version()
+        newest = access.newest_version()
         if newest is not None and newest <= version:
             return version
         try:
             if newest is not None:
-                role.weights.load(newest, student)
+                access.weights.load(newest, student)
                 return newest
         except CheckpointError:  # replaced by a newer version while it was read
             pass
-        role.wait()
+        access.wait()
 
 
-def teach(role: Role) -> None:
+def teach(access: Access) -> None:
     """Score what explorers have stored, newest first. While a teacher cannot be reached, its rollouts wait."""
-    teachers = load_teachers(role.config)
-    held, away_since = 0, None
+    teachers = load_teachers(access.config)
+    absence = Absence(lambda error: access.store.note("teacher_away", {"error": str(error)}))
+    held = 0
     while True:
-        waiting = role.store.unscored(SCORED_AT_ONCE + min(held, HELD_AT_MOST))
+        waiting = access.store.unscored(SCORED_AT_ONCE + min(held, HELD_AT_MOST))
         held, away = 0, None
         for teacher, share in teachers.shares(waiting):
             try:
-                _queue(role, score_rollouts(teacher, share))
+                scored = score_rollouts(teacher, share)
             except TeacherAwayError as error:
                 held, away = held + len(share), error
+                continue
+            for rollout in scored:
+                access.check()
+                access.store.put(rollout)
         if away is None:
-            away_since = None
-        elif away_since is None:
-            away_since = time.monotonic()
-            role.store.record_event("teacher_away", {"error": str(away)})
-        elif time.monotonic() - away_since > AWAY_LIMIT_S:
-            raise away
+            absence.ended()
+        else:
+            absence.noticed(away)
         if held == len(waiting):
-            role.wait(RETRY_S if away else POLL_S)
+            access.wait(RETRY_S if away else POLL_S)
 
 
-def _queue(role: Role, scored: list[Rollout]) -> None:
-    for rollout in scored:
-        role.check()
-        role.store.put(rollout)
-        if role.config.method == "turnopd" and is_probe(rollout.version):
-            role.store.record_event("probe", asdict(probe_of(rollout)))
-
-
-def evaluate(role: Role) -> None:
+def evaluate(access: Access) -> None:
     """Evaluate every version that is due, as soon as it is published; ends after the last one."""
     os.nice(15)  # where cores are few, learner and explorers come first
-    student = load_actor(role.config)
-    evaluator = Evaluator(role.config, Codec(student.tokenizer))
-    last = role.config.learner.updates
+    student = load_actor(access.config)
+    exam = exam_of(access.config, Codec(student.tokenizer))
+    last = access.config.learner.updates
     while True:
-        done = role.store.figures("evaluation")
-        due = [v for v in role.weights.versions() if is_evaluated(role.config, v) and v not in done]
+        done = access.store.evaluations()
+        due = [v for v in access.weights.versions() if is_evaluated(access.config, v) and v not in done]
         if not due:
             if last in done:
                 return
-            role.wait()
+            access.wait()
             continue
-        role.weights.load(due[0], student)
-        figures = evaluator.evaluate(Interruptible(student, role))
-        role.store.record_figures("evaluation", due[0], figures | _costs_at(role.store, due[0]))
+        access.weights.load(due[0], student)
+        played = exam.play(Interruptible(student, access.check))
+        access.store.record_evaluation(exam.record(played, version=due[0]))
 
 
-def _costs_at(store: Store, version: int) -> dict[str, object]:
-    """What had been spent when a version was made: it belongs to its evaluation."""
-    before = store.figures("update").get(version - 1, {})
-    return {name: before[name] for name in ("spent", "wall_s", "learner_s") if name in before}
+def check(access: Access) -> None:
+    """The preflight: load the models and check them against each other."""
+    check_models(access.config, load_actor(access.config), load_teachers(access.config))
 
 
-ROLES: dict[str, Callable[[Role], object]] = {
-    "preflight": lambda role: check_models(role.config, load_actor(role.config), load_teachers(role.config)),
+ROLES: dict[str, Callable[[Access], None]] = {
+    "preflight": check,
     "explorer": explore,
     "teacher": teach,
     "evaluator": evaluate,
-    "learner": lambda role: LiveLearner(role).run(),
+    "learner": learn,
 }
 
 
-def perform(role: Role, kind: str) -> str | None:
+def perform(access: Access, kind: str) -> str | None:
     """Do a role to its end. The answer is why it cannot go on: if it were started again, it would end the same."""
     try:
-        ROLES[kind](role)
+        ROLES[kind](access)
     except Stopped:
         pass
     except (InputError, AlignmentError, EnvironmentFailure, TeacherAwayError) as error:
@@ -172,13 +155,14 @@ def perform(role: Role, kind: str) -> str | None:
     return None
 
 
-class Ears:
+class StopSignal:
     """Hear SIGTERM, and notice when the process that started the roles is gone: nobody else would end them."""
 
     def __init__(self) -> None:
         self.told, self.parent = False, os.getppid()
         signal.signal(signal.SIGTERM, self._hear)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
+        for number in (signal.SIGINT, signal.SIGUSR1):  # they reach the parent too, which tells us
+            signal.signal(number, signal.SIG_IGN)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self.told = True
@@ -188,11 +172,11 @@ class Ears:
 
 
 def main(run: str, name: str) -> int:
-    ears, folder = Ears(), Path(run)
+    is_over, folder = StopSignal(), RunFolder(run)
     kind, number = kind_of(name)
-    with Store.open(folder) as store:
-        role = Role(load_config(folder / "config.yaml"), store, WeightsFolder(folder), ears, folder=folder, rank=number)
-        refusal = perform(role, kind)
+    with Store.open(folder.path) as store:
+        config = load_config(folder.config)
+        refusal = perform(Access(config, store, WeightsFolder(folder), is_over, folder=folder, rank=number), kind)
     if refusal is not None:
         print(refusal, file=sys.stderr)
         return REFUSED

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from divopd.config import Config
-from divopd.curricula import Depths
+from divopd.curricula import Depths, Outcome
 from divopd.environments import Environment, make_environment, tasks
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, Start, play_each
@@ -21,7 +21,7 @@ FAILURES = 4  # rollouts in a row that break off, at least, before a run is stop
 class TrainingRollouts:
     """Plays training rollouts. Rollout number n always has the same task and the same random numbers.
 
-    `curriculum` limits their depth; whoever puts rollouts into the queue tells it of them.
+    A curriculum may limit their depth; it wants to `hear` of what has arrived.
     """
 
     def __init__(self, config: Config, codec: Codec) -> None:
@@ -41,6 +41,7 @@ class TrainingRollouts:
             max_response_tokens=config.explorer.max_response_tokens,
             seed=config.seed,
         )
+        self._heard = 0  # number of the last arrival that the curriculum was told of
         self._failures = 0  # in a row
 
     @cached_property
@@ -52,6 +53,12 @@ class TrainingRollouts:
     def _tasks(self) -> list[str]:
         environment = self.config.environment
         return tasks(environment.name, environment.train_split, **environment.settings)
+
+    def hear(self, arrivals: Callable[[int], Iterable[Outcome]]) -> None:
+        """Tell the curriculum of what has arrived since the last time, if it learns; `arrivals` takes a number."""
+        for outcome in arrivals(self._heard) if self.curriculum.learns else ():
+            self.curriculum.observe(outcome)
+            self._heard = outcome.number
 
     def start(self, number: int, *, version: int) -> Start:
         """Rollout number `number`: training tasks cycle in a fixed order; a curriculum may limit the depth."""

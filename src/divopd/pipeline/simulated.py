@@ -1,4 +1,4 @@
-"""The simulated clock: one process, real models, environments and scores, virtual time (SPEC §7).
+"""The virtual world: one process, real models, environments and scores, virtual time (SPEC §7).
 
 When a rollout becomes visible and how long an update takes follows from the costs in the config, so the same config
 gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of
@@ -8,139 +8,195 @@ A resume starts from the newest checkpoint and lives through the same virtual ti
 the crash are put again (which changes nothing), journalled batches are served again, and then it goes on.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from divopd.run.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
+from divopd.composers import Composer
 from divopd.config import Config
-from divopd.curricula import Probe, is_probe
+from divopd.curricula import outcome_of
+from divopd.errors import TeacherAwayError
+from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Played, rows_of
-from divopd.journal import JournaledBatch
-from divopd.learner.torch_learner import TorchLearner, UpdateFigures
-from divopd.metrics import batch_figures, gap_warning
-from divopd.pipeline.evaluator import Evaluator
-from divopd.pipeline.exploration import Exploration, probe_of
+from divopd.learner import Learner
+from divopd.learner.torch_learner import TorchLearner
+from divopd.models.engine import Interruptible
+from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.models import load_models, load_student
-from divopd.store import Store
+from divopd.pipeline.rollouts import TrainingRollouts, has_room
+from divopd.pipeline.training import Wishes, train
+from divopd.pipeline.world import Waited
+from divopd.prompts import Codec
+from divopd.records import Clock, Observer
+from divopd.run.checkpoints import publish_weights, read_weights
+from divopd.run.durable_folder import numbered_path
+from divopd.run.folder import RunFolder
+from divopd.store import JournaledBatch, Store
+from divopd.teacher import Teachers
 from divopd.turns import Rollout, turn_from_json, turn_to_json
 
 
-@dataclass
+def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: Wishes) -> None:
+    """Train a run of the virtual clock to its end, or go on with it."""
+    torch.set_num_threads(config.threads)
+    models = load_models(config)
+    learner = TorchLearner(models.student, config.learner)
+    with Store.open(folder) as store:
+        world = SimulatedWorld(
+            config,
+            store,
+            RunFolder(folder),
+            student=models.student,
+            actor=load_student(config),  # explorers keep their weights while the learner changes its own
+            teachers=models.teachers,
+            observer=observer,
+        )
+        train(
+            config,
+            learner=learner,
+            ledger=store,
+            world=world,
+            run=RunFolder(folder),
+            observer=observer,
+            wishes=wishes,
+        )
+
+
+@dataclass(frozen=True)
 class Slot:
     """One place for a rollout in flight: when its rollout ends, and what will then enter the queue."""
 
     ends_at: float = 0.0
     rollout: Rollout | None = None
-
-
-@dataclass
-class Spent:
-    """Tokens so far: what a run has cost besides time."""
-
     generated_tokens: int = 0
-    scored_tokens: int = 0
-    trained_tokens: int = 0
-    computed_tokens: int = 0
 
 
-class SimulatedRun:
-    """A whole run on the virtual clock. `advance` makes one update; `report` hears of everything that was recorded."""
+class SimulatedWorld:
+    """Explorers, teachers and evaluation in virtual time.
 
-    def __init__(self, config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]) -> None:
-        torch.set_num_threads(config.threads)
-        self.config, self.folder, self.report = config, folder, report
-        models = load_models(config)
-        self.codec = models.codec
-        self.learner = Learner(models.student, config.learner)
-        self.actor = load_student(config)  # explorers keep their weights while the learner changes its own
-        self.composer = config.make_composer()
-        self.exploration = Exploration(config, self.codec)
-        self.evaluator = Evaluator(config, self.codec)
-        self.store = Store.open(folder)
-        self.teachers = models.teachers.waited_for(  # real time passes then, virtual time does not
-            lambda error: self.store.record_event("teacher_away", {"error": str(error)})
-        )
-        self.epoch = self.store.begin_learner()
-        self.time = 0.0
+    `student` is the policy that the learner trains, `actor` the one that explores.
+    """
+
+    clock: Clock = "virtual"
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        run: RunFolder,
+        *,
+        student: TransformersPolicy,
+        actor: TransformersPolicy,
+        teachers: Teachers,
+        observer: Observer,
+    ) -> None:
+        self.config, self.store, self.run, self.observer = config, store, run, observer
+        self.student, self.actor = student, actor
+        # real time passes while a teacher is away, virtual time does not
+        self.teachers = teachers.retrying(begins=self._note_absence, waits=lambda: self.heed())
+        codec = Codec(student.tokenizer)
+        self.rollouts, self.exam = TrainingRollouts(config, codec), exam_of(config, codec)
+        self.heed: Callable[[], None] = lambda: None
+        self.elapsed_s = self.learner_s = 0.0
         self.version = 0  # of the learner
         self.acting_version = 0  # of the explorers
         self.started = 0  # rollouts
         self.turns_put = 0
         self.rollouts_put = 0
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
-        self.probes: list[Probe] = []
-        self.spent = Spent()
-        self._resume()
 
-    # ── the learner's side ────────────────────────────────────────────────────────────────────────────────────────
+    def _note_absence(self, error: TeacherAwayError) -> None:
+        self.store.note("teacher_away", {"error": str(error)})
+        self.observer.told(f"a teacher is away, its rollouts wait: {error}")
 
-    def run(self) -> None:
-        """Train to the end of the config; every update is recorded, evaluated and checkpointed as it says."""
-        if self.version == 0:
-            self._evaluate()
-        while self.version < self.config.learner.updates:
-            self.advance()
-        self.store.close()
+    # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self) -> None:
-        """One update: wait for a batch, let the explorers live through the time it takes, train, sync."""
-        update = self.version
-        waited_from = self.time
-        batch = self._next_batch(update)
-        costs = self.config.costs
-        tokens = sum(turn.tokens for turn in batch.turns)
-        composed_at = self.time
-        self._explore(until=self.time + costs.update_s + tokens * costs.trained_token_s)
-        figures = self.learner.update(batch.turns, batch.entry.weights)
-        self.version += 1
-        self.spent.trained_tokens += figures.tokens
-        self.spent.computed_tokens += figures.computed_tokens
-        if self.version % self.config.explorer.sync_interval == 0:
-            self._sync()
-        self._record(batch, figures, waited_s=composed_at - waited_from)
-        if self.version % self.config.evaluation.every == 0 or self.version == self.config.learner.updates:
-            self._evaluate()
-        due = self.version % self.config.learner.checkpoint_every == 0 and self.acting_version == self.version
-        if due or self.version == self.config.learner.updates:
-            self._checkpoint()
+    def publish(self, version: int, learner: Learner) -> None:
+        """The explorers have the new weights at once, every `sync_interval` updates."""
+        self.version = version
+        if version % self.config.explorer.sync_interval == 0:
+            self.actor.fill_weights(learner.weights(), source=f"version {version}")
+            self.acting_version = version
 
-    def _next_batch(self, update: int) -> JournaledBatch:
-        """Compose the batch as soon as the pool holds a whole one, or serve it again from the journal."""
-        limit = self.time + self.config.learner.max_wait_s
-        again = update < self.store.updates
+    def evaluate(self, version: int, learner: Learner) -> None:
+        """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""
+        if not is_evaluated(self.config, version) or version in self.store.evaluations():
+            return
+        played = self.exam.play(Interruptible(self.student, self.heed))
+        publish_weights(self.run.weights, version, learner.weights())
+        record = self.exam.record(played, version=version)
+        if self.store.record_evaluation(record):
+            self.observer.evaluated(record)
+
+    def wait(self, composer: Composer, *, update: int) -> Waited:
+        """Let time pass until the pool holds a whole batch, or to the moment at which it was composed before."""
+        began, size = self.elapsed_s, self.config.composer.batch_size
+        limit = began + self.config.learner.max_wait_s
         while self.rollouts_put < self.store.rollouts(available_by=update):
             self._next_arrival()  # a resume comes to the moment up to which the run had got
-        if again:
-            batch = self.store.batch(update)
-            if len(batch.turns) < self.config.composer.batch_size:  # it was the limit that ended the wait
-                self._explore(until=max(limit, self.time))
-            return batch
-        while (rows := self._rows(update)) < self.config.composer.batch_size:
+        starved = 0.0
+        if update < self.store.updates:
+            if len(self.store.journal(update).selected) < size:  # it was the limit that ended the wait
+                self._explore(until=max(limit, self.elapsed_s))
+            return Waited(self.elapsed_s - began)
+        while (rows := self.store.rows(composer, update=update)) < size:
             if self._next_end() >= limit and rows:
-                self._explore(until=max(limit, self.time))
+                self._explore(until=max(limit, self.elapsed_s))
                 break
+            before = self.elapsed_s
             self._next_arrival()
-        return self.store.compose(self.composer, update=update, epoch=self.epoch)
+            starved += 0.0 if rows else self.elapsed_s - before
+        return Waited(self.elapsed_s - began, starved)
 
-    def _rows(self, update: int) -> int:
-        """How many rows a batch could have now: for a gated method valid turns only."""
-        pool = self.store.pool(self.composer, update=update)
-        return sum(not self.composer.gated or candidate.reason is None for candidate in pool)
+    @contextmanager
+    def updating(self, batch: JournaledBatch) -> Generator[None]:
+        """Explorers live through the time that the update takes by the stated costs; then it is made."""
+        costs, tokens = self.config.costs, sum(turn.tokens for turn in batch.turns)
+        began = self.elapsed_s
+        self._explore(until=began + costs.update_s + tokens * costs.trained_token_s)
+        self.learner_s += self.elapsed_s - began
+        self.heed()
+        yield
 
-    def _sync(self) -> None:
-        with torch.no_grad():
-            for mine, learned in zip(
-                self.actor.model.parameters(), self.learner.policy.model.parameters(), strict=True
-            ):
-                mine.copy_(learned)
-        self.acting_version = self.version
+    def state(self) -> dict[str, Any]:
+        return {
+            "elapsed_s": self.elapsed_s,
+            "learner_s": self.learner_s,
+            "version": self.version,
+            "acting_version": self.acting_version,
+            "started": self.started,
+            "turns_put": self.turns_put,
+            "rollouts_put": self.rollouts_put,
+            "slots": list(self.slots),
+        }
 
-    # ── the explorers' side ───────────────────────────────────────────────────────────────────────────────────────
+    def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._acts_behind(state):
+            publish_weights(self.run.acting_weights, state["acting_version"], self.actor.weights())
+        return state | {"slots": [_slot_to_json(slot) for slot in state["slots"]]}
+
+    def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:
+        for name in ("elapsed_s", "learner_s", "version", "acting_version", "started", "turns_put", "rollouts_put"):
+            setattr(self, name, state[name])
+        self.slots = [_slot_from_json(slot) for slot in state["slots"]]
+        if self._acts_behind(state):
+            weights = read_weights(numbered_path(self.run.acting_weights, self.acting_version))
+            self.actor.fill_weights(weights, source=f"version {self.acting_version}")
+        else:
+            self.actor.fill_weights(learner.weights(), source=f"version {version}")
+        # what arrived after the checkpoint will arrive again
+        self.rollouts.hear(lambda last: [o for o in self.store.outcomes(after=last) if o.number <= self.rollouts_put])
+
+    def _acts_behind(self, state: dict[str, Any]) -> bool:
+        """Whether explorers still act, and with other weights than the learner's."""
+        return state["acting_version"] < state["version"] < self.config.learner.updates
+
+    # ── explorers in virtual time ─────────────────────────────────────────────────────────────────────────────────
 
     def _next_end(self) -> float:
         return min(slot.ends_at for slot in self.slots)
@@ -149,159 +205,88 @@ class SimulatedRun:
         """Go on to the next arrival. Admission control holds nobody back while the learner itself waits."""
         before = self.rollouts_put
         while self.rollouts_put == before:
-            for slot in self.slots:
-                slot.ends_at = self.time if slot.ends_at == inf else slot.ends_at
+            self._wake()
             self._explore(until=self._next_end(), inclusive=True)
+
+    def _wake(self) -> None:
+        """Slots that admission control holds back may start now."""
+        self.slots = [Slot(self.elapsed_s) if slot.ends_at == inf else slot for slot in self.slots]
 
     def _explore(self, *, until: float, inclusive: bool = False) -> None:
         """Let virtual time pass: rollouts that end enter the queue in order, and their slots start anew."""
-        for slot in self.slots:
-            if slot.ends_at == inf and self._has_room():
-                slot.ends_at = self.time
+        if self._has_room():
+            self._wake()
         while True:
-            due = sorted(
-                (s for s in self.slots if s.ends_at < until or (inclusive and s.ends_at == until)),
-                key=lambda s: s.ends_at,
-            )
+            due = [n for n, s in enumerate(self.slots) if s.ends_at < until or (inclusive and s.ends_at == until)]
             if not due:
                 break
-            horizon = due[0].ends_at + self.config.costs.rollout_s
-            starting: list[tuple[Slot, float]] = []
-            for slot in due:
-                if slot.ends_at >= horizon:
+            due.sort(key=lambda number: self.slots[number].ends_at)
+            together = self.slots[due[0]].ends_at + self.config.costs.rollout_s
+            starting: list[tuple[int, float]] = []
+            for number in due:
+                moment = self.slots[number].ends_at
+                if moment >= together:
                     break
-                starting += self._arrive(slot)
+                self._arrive(number)
+                if self._has_room():
+                    starting.append((number, moment))
             self._start(starting)
         if until != inf:
-            self.time = max(self.time, until)
+            self.elapsed_s = max(self.elapsed_s, until)
 
-    def _arrive(self, slot: Slot) -> list[tuple[Slot, float]]:
-        """What a slot holds enters the queue; the slot and its time, if it may start again at once."""
-        moment, rollout = slot.ends_at, slot.rollout
-        slot.rollout = None
-        if rollout is not None:
-            self.store.put(rollout)
-            self.turns_put += len(rollout.turns)
-            self.rollouts_put += 1
-            if self.config.method == "turnopd" and is_probe(rollout.version):
-                self.probes.append(probe_of(rollout))
-        slot.ends_at = inf
-        return [(slot, moment)] if self._has_room() else []
+    def _arrive(self, number: int) -> None:
+        """What a slot holds enters the queue."""
+        slot, self.slots[number] = self.slots[number], Slot(inf)
+        rollout = slot.rollout
+        if rollout is None:
+            return
+        self.store.put(rollout, generated_tokens=slot.generated_tokens)
+        self.turns_put += len(rollout.turns)
+        self.rollouts_put += 1
+        self.rollouts.hear(lambda last: [outcome_of(rollout, number=self.rollouts_put)])
 
     def _has_room(self) -> bool:
-        """Admission control: off, or fewer turns wait than it allows."""
         bound = self.config.explorer.max_backlog
         if bound is None:
             return True
         read = self.store.journal(self.version - 1).watermark if self.version else 0
-        return self.turns_put - read < bound
+        return has_room(self.turns_put - read, bound)
 
-    def _start(self, starting: list[tuple[Slot, float]]) -> None:
+    def _start(self, starting: list[tuple[int, float]]) -> None:
         """Play and score the next rollouts, all at once, and note when each will end."""
         if not starting:
             return
+        version = self.acting_version
         numbers = range(self.started, self.started + len(starting))
         self.started += len(starting)
-        starts = [self.exploration.start(n, version=self.acting_version, probes=self.probes) for n in numbers]
-        playing = self.exploration.play_each(
-            starts, version=self.acting_version, student=self.actor, teachers=self.teachers
+        playing = self.rollouts.play_each(
+            [self.rollouts.start(number, version=version) for number in numbers],
+            version=version,
+            student=self.actor,
+            teachers=self.teachers,
+            heartbeat=self.heed,
         )
         played = sorted(playing, key=lambda one: one.start.number)
-        rows = [rows_of(one, name=f"r{one.start.number:06d}", version=self.acting_version) for one in played]
+        rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
-        for (slot, moment), one, unscored in zip(starting, played, rows, strict=True):
-            slot.rollout = scored[unscored.id] if unscored else None
-            slot.ends_at = moment + self._duration(one)
+        for (number, moment), one, unscored in zip(starting, played, rows, strict=True):
+            rollout = scored[unscored.id] if unscored else None
+            self.slots[number] = Slot(moment + self._duration(one), rollout, one.generated_tokens)
 
     def _duration(self, played: Played) -> float:
         """Virtual seconds from the start of a rollout to its arrival in the queue."""
         costs = self.config.costs
-        generated = sum(len(turn.response.ids) for turn in played.turns)
         whole = len(played.turns[-1].prompt.ids) + len(played.turns[-1].response.ids) if played.turns else 0
-        self.spent.generated_tokens += generated
-        self.spent.scored_tokens += sum(
-            len(t.prompt.ids) + len(t.response.ids) for t in played.turns if t.actor == "student"
-        )
-        acting = generated * costs.generated_token_s + len(played.turns) * costs.environment_step_s
+        acting = played.generated_tokens * costs.generated_token_s + len(played.turns) * costs.environment_step_s
         return costs.rollout_s + acting + whole * (costs.read_token_s + costs.scored_token_s)
 
-    # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _record(self, batch: JournaledBatch, learner: UpdateFigures, *, waited_s: float) -> None:
-        update = batch.entry.update
-        decided = self.store.decided(update)
-        figures = {
-            **asdict(batch_figures(batch.candidates, update=update)),
-            "learner": asdict(learner),
-            "spent": asdict(self.spent),
-            "virtual_s": self.time,
-            "waited_s": waited_s,
-            "rollouts_used": decided.used,
-            "rollouts_unused": decided.unused,
-            "rollouts_put": self.rollouts_put,
-            "turns_put": self.turns_put,
-            "queued": self.turns_put - batch.entry.watermark,
-            "stale": len(batch.entry.stale),
-            "aged_out": len(batch.entry.aged_out),
-            "invalid": len(batch.entry.invalid),
-        }
-        self.store.record_figures("update", update, figures)
-        if warning := gap_warning(learner.logprob_gap, update=update):
-            self.store.record_event("logprob_gap", {"update": update, "warning": warning})
-        self.report("update", {"update": update, **figures})
-
-    def _evaluate(self) -> None:
-        """Play the fixed evaluation tasks with the learner's weights, once for every version."""
-        if self.version in self.store.figures("evaluation"):
-            return
-        figures = {
-            **self.evaluator.evaluate(self.learner.policy),
-            "virtual_s": self.time,
-            "spent": asdict(self.spent),
-        }
-        publish_weights(self.folder / "weights", self.version, self.learner.policy.model)
-        self.store.record_figures("evaluation", self.version, figures)
-        self.report("evaluation", {"version": self.version, **figures})
-
-    def _checkpoint(self) -> None:
-        state = {
-            "time": self.time,
-            "version": self.version,
-            "acting_version": self.acting_version,
-            "started": self.started,
-            "turns_put": self.turns_put,
-            "rollouts_put": self.rollouts_put,
-            "spent": asdict(self.spent),
-            "probes": [asdict(probe) for probe in self.probes],
-            "slots": [
-                [slot.ends_at, None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]]
-                for slot in self.slots
-            ],
-        }
-        save_checkpoint(
-            self.folder / "checkpoints",
-            update=self.version - 1,
-            model=self.learner.policy.model,
-            optimizer=self.learner.optimizer,
-            state=state,
-        )
-        self.store.acknowledge(self.version - 1, epoch=self.epoch)
-
-    def _resume(self) -> None:
-        newest = latest_checkpoint(self.folder / "checkpoints")
-        if newest is None:
-            return
-        state = load_checkpoint(newest, model=self.learner.policy.model, optimizer=self.learner.optimizer).state
-        for name in ("time", "version", "started", "turns_put", "rollouts_put"):
-            setattr(self, name, state[name])
-        self._sync()
-        self.spent = Spent(**state["spent"])
-        self.probes = [Probe(p["version"], p["success"], tuple(p["disagreements"])) for p in state["probes"]]
-        for slot, (ends_at, turns) in zip(self.slots, state["slots"], strict=True):
-            slot.ends_at = ends_at
-            slot.rollout = _rollout(turns) if turns else None
+def _slot_to_json(slot: Slot) -> list[Any]:
+    turns = None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]
+    return [slot.ends_at, turns, slot.generated_tokens]
 
 
-def _rollout(turns: list[dict[str, Any]]) -> Rollout:
-    rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns)
-    return Rollout(rows[0].rollout, rows)
+def _slot_from_json(data: list[Any]) -> Slot:
+    ends_at, turns, generated_tokens = data
+    rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns or ())
+    return Slot(ends_at, Rollout(rows[0].rollout, rows) if rows else None, generated_tokens)

@@ -1,7 +1,7 @@
 """The embedded models: for each of three environments a tiny teacher and a tiny initial student; nothing is downloaded.
 
 `embedded:ENV/teacher` and `embedded:ENV/student` name them in a configuration; without ENV, those of the default
-environment are meant. `python -m divopd.embedded ENV/ROLE FOLDER` makes one anew, in ten to forty minutes of
+environment are meant. `python -m divopd.bootstrap.embedded ENV/ROLE FOLDER` makes one anew, in ten to forty minutes of
 a core; another machine may round differently and get other weights.
 
 The student is trained like the teacher, from other random weights, and is then weakened on the rollouts of a policy
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ENVIRONMENT = "alfworld-small"
 PREFIX = "embedded:"
-SHIPPED = Path(__file__).parent / "models" / "embedded"
+SHIPPED = Path(__file__).parents[1] / "models" / "embedded"
 
 
 @dataclass(frozen=True)

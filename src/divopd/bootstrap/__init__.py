@@ -1,0 +1,1 @@
+"""Before distillation: demonstrations, supervised fine-tuning, the embedded models."""

@@ -1,0 +1,74 @@
+"""All that a role of the live clock may touch, the same in a process (processes.py) as in an actor (on_ray.py)."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from divopd.config import Config
+from divopd.models.engine import StudentEngine
+from divopd.pipeline.wishes import Stopped
+from divopd.run.checkpoints import read_weights
+from divopd.run.folder import RunFolder
+from divopd.store import Ledger, Queue
+
+POLL_S = 0.05
+
+
+class RunStore(Queue, Ledger, Protocol):
+    """A store as the roles of one run share it."""
+
+
+class PublishedWeights(Protocol):
+    """The policy versions that the learner has published."""
+
+    def versions(self) -> list[int]:
+        """Those that are there now, the newest last."""
+        ...
+
+    def load(self, version: int, engine: StudentEngine) -> None:
+        """Fill an engine; a CheckpointError means that the version is gone, replaced by newer ones."""
+        ...
+
+
+class WeightsFolder:
+    """Published versions in the run's folder."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+
+    def versions(self) -> list[int]:
+        return self._run.versions()
+
+    def load(self, version: int, engine: StudentEngine) -> None:
+        path = self._run.weights_of(version)
+        engine.fill_weights(read_weights(path), source=str(path))
+
+
+@dataclass
+class Access:
+    """What a role works with. `folder`, the run's, is there for the learner only: others may be elsewhere."""
+
+    config: Config
+    store: RunStore
+    weights: PublishedWeights
+    is_over: Callable[[], bool]
+    folder: RunFolder | None = None
+    rank: int = 0  # of a learner
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(self.config.threads)
+
+    def check(self) -> None:
+        """Stop here if the run is to stop."""
+        if self.is_over():
+            raise Stopped
+
+    def wait(self, seconds: float = POLL_S) -> None:
+        self.check()
+        time.sleep(seconds)
+
+    def newest_version(self) -> int | None:
+        return max(self.weights.versions(), default=None)

@@ -1,0 +1,182 @@
+"""The live clock: explorers, teacher, learner and evaluator at work at once, restarted when they die (SPEC §7)."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from divopd.config import Config
+from divopd.errors import DivopdError
+from divopd.pipeline.wishes import Wishes
+from divopd.records import Observer
+from divopd.run.folder import RunFolder
+from divopd.store import StoreViews
+
+POLL_S = 0.2
+REFUSED = 2  # exit code of a role that would end the same if it were started again
+PATIENCE_S = 30.0  # for a role that was asked to stop
+RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
+
+
+def kind_of(name: str) -> tuple[str, int]:
+    """The role of a name, and its number: explorer-2 is explorer 2, learner the learner's rank 0."""
+    kind, _, number = name.partition("-")
+    return kind, int(number or 0)
+
+
+class Worker(Protocol):
+    """A role at work: a process here, an actor on a cluster."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it is at work."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to stop at the next good moment."""
+        ...
+
+    def kill(self) -> None:
+        """End it now."""
+        ...
+
+
+class LiveRun:
+    """Starts the roles of a run as processes, keeps them running, and ends when learner and evaluator are done."""
+
+    def __init__(self, config: Config, folder: Path, *, observer: Observer, wishes: Wishes) -> None:
+        self.config, self.folder, self.observer, self.wishes = config, RunFolder(folder), observer, wishes
+        self.wishes.end_roles = self._end_at_once
+        self.learners = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
+        explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
+        self.names = [*self.learners, "teacher", "evaluator", *explorers]
+        self.workers: dict[str, Worker] = {}
+        self.deaths: Counter[str] = Counter()  # since the last update or evaluation
+
+    def start(self, name: str) -> Worker:
+        """Set a role to work; what it says goes to a log of its name."""
+        command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder.path), name]
+        with self.folder.log(name).open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait(self) -> None:
+        """Let the roles work for a moment, then hear what is asked of the run."""
+        time.sleep(POLL_S)
+        self.wishes.check()
+        if self.wishes.take_checkpoint():
+            self.folder.checkpoint_wanted.touch()
+
+    def run(self) -> None:
+        """Ctrl-C and a wish to stop let all roles end cleanly; `divopd train --resume` goes on."""
+        with StoreViews.open(self.folder.path) as store:
+            news = News(store, self.observer)
+            try:
+                self._preflight()
+                self._start(self.names)
+                while not self._over():
+                    self.wait()
+                    if news.tell():
+                        self.deaths.clear()
+                self.wishes.check()  # a signal to all processes at once has ended the roles too early
+            finally:
+                self._stop()
+                news.tell()
+
+    def _preflight(self) -> None:
+        """Check the models against each other before anything starts, in a process that gives its memory back."""
+        worker = self.workers["preflight"] = self.start("preflight")
+        while (code := worker.poll()) is None:
+            self.wait()
+        del self.workers["preflight"]
+        if code:
+            raise DivopdError(f"the preflight refuses the run; {self._last_words('preflight')}")
+
+    def _start(self, names: list[str]) -> None:
+        if "learner" in names:
+            self.folder.rendezvous.unlink(missing_ok=True)
+        for name in names:
+            self.workers[name] = self.start(name)
+
+    def _over(self) -> bool:
+        """Restart what died; True when the learner and the evaluator have ended well."""
+        lasting = [*self.learners, "evaluator"]
+        ended = {name for name in lasting if self.workers[name].poll() == 0}
+        for name in self.names:
+            code = self.workers[name].poll()
+            if name in ended:
+                continue
+            if "learner" in ended and name not in lasting:
+                self.workers[name].terminate()  # nobody trains on what it makes: the evaluator has the machine
+            elif code == REFUSED:
+                raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
+            elif code is not None:
+                self._restart(name, code)
+        return len(ended) == len(lasting)
+
+    def _restart(self, name: str, code: int) -> None:
+        self.deaths[name] += 1
+        self.observer.told(f"the {name} died (exit code {code}) and is started again")
+        if self.deaths[name] > RESTARTS:
+            raise DivopdError(f"the {name} died {self.deaths[name]} times, to no avail; {self._last_words(name)}")
+        together = self.learners if name in self.learners else [name]  # ranks that wait for one another
+        self._kill(together)
+        self._start(together)
+
+    def _last_words(self, name: str) -> str:
+        log = self.folder.log(name)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f"its last words: {lines[-1]} (the rest is in {log})" if lines else f"{log} is empty"
+
+    def _stop(self) -> None:
+        for worker in self.workers.values():
+            worker.terminate()
+        deadline = time.monotonic() + PATIENCE_S
+        while self._working(self.workers) and (self.wishes.to_stop or time.monotonic() < deadline):
+            time.sleep(POLL_S)  # a run that is to stop has a limit of its own, see wishes.py
+        self._kill(self.workers)
+
+    def _end_at_once(self) -> None:
+        for worker in list(self.workers.values()):
+            worker.kill()
+
+    def _kill(self, names: Iterable[str]) -> None:
+        """End roles that are still at work: nothing is lost, the store has all that was acknowledged."""
+        for name in (names := list(names)):
+            if self.workers[name].poll() is None:
+                self.workers[name].kill()
+        while self._working(names):
+            time.sleep(POLL_S)
+
+    def _working(self, names: Iterable[str]) -> bool:
+        return any(self.workers[name].poll() is None for name in names)
+
+
+class News:
+    """What a store has recorded since the last look, told to an observer. Only what is new is read."""
+
+    def __init__(self, store: StoreViews, observer: Observer) -> None:
+        self._store, self._observer = store, observer
+        self._cursor = store.cursor()._replace(figures=-1, evaluations=-1)
+        self._next_update = self._last_event = 0
+        self._versions: set[int] = set()
+
+    def tell(self) -> bool:
+        """True if an update or an evaluation was among it."""
+        cursor, before = self._store.cursor(), self._cursor
+        self._cursor = cursor
+        if cursor.figures != before.figures:
+            for update, record in self._store.update_records(first=self._next_update).items():
+                self._observer.updated(record)
+                self._next_update = update + 1
+        if cursor.evaluations != before.evaluations:
+            for version, record in self._store.evaluations().items():
+                if version not in self._versions:
+                    self._versions.add(version)
+                    self._observer.evaluated(record)
+        for number, kind, event in self._store.events(after=self._last_event) if cursor.events != self._last_event else ():
+            self._last_event = number
+            if kind == "teacher_away":
+                self._observer.told(f"a teacher is away, its rollouts wait: {event['error']}")
+        return (cursor.figures, cursor.evaluations) != (before.figures, before.evaluations)

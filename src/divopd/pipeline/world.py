@@ -1,0 +1,58 @@
+"""What the training loop asks of the world around it: time, explorers, evaluation.
+
+A world is one thing, not a clock and a feed, because virtual time passes by arrivals: simulated.py has the virtual one,
+live.py the real one.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from divopd.composers import Composer
+from divopd.learner import Learner
+from divopd.records import Clock
+from divopd.store import JournaledBatch
+
+
+class Waited(NamedTuple):
+    """How long the learner waited for a batch."""
+
+    seconds: float = 0.0
+    starved_s: float = 0.0  # of it, with nothing in the queue that could be trained
+
+
+class World(Protocol):
+    """Everything around the learner, with a clock of its own."""
+
+    clock: Clock
+    elapsed_s: float  # since the start of the run
+    learner_s: float  # of it, in which the learner trained
+    heed: Callable[[], None]  # set by the loop, called wherever the run may stop: it saves what is wanted, or stops
+
+    def publish(self, version: int, learner: Learner) -> None:
+        """Give the learner's weights to the explorers, when it is their turn."""
+        ...
+
+    def evaluate(self, version: int, learner: Learner) -> None:
+        """See to it that the version is evaluated, when it is due."""
+        ...
+
+    def wait(self, composer: Composer, *, update: int) -> Waited:
+        """Until a batch can be had: a full one, or after a limit one with at least a row."""
+        ...
+
+    def updating(self, batch: JournaledBatch) -> AbstractContextManager[None]:
+        """The time that training on a batch takes; explorers go on meanwhile."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that a resume needs to know of the world as it is now; cheap, and not changed by what happens later."""
+        ...
+
+    def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Such a state as JSON types; what it refers to is on disk when this returns."""
+        ...
+
+    def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:
+        """Go on from a written state; the learner holds the weights of the version."""
+        ...
