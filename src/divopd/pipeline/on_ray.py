@@ -3,13 +3,13 @@
 The run's folder is on the machine that starts the run, and with it the learner, the actor that owns the store and the
 actor that puts published weights into Ray's object store. Explorers, teacher and evaluator are wherever Ray finds the
 GPUs that the configuration asks for; they need no shared file system. Actors that die are started again: roles by the
-same rules as processes (live.py), store and weights by Ray, which recover from their files.
+same rules as processes (processes.py), store and weights by Ray, which recover from their files.
 """
 
 import os
+import signal
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -17,18 +17,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from divopd.run.checkpoints import read_weights
 from divopd.composers import Composer
 from divopd.config import Config
-from divopd.run.durable_folder import numbered_path
+from divopd.curricula import Outcome
 from divopd.errors import DivopdError, FencedError, MissingExtraError, StoreError
-from divopd.journal import JournaledBatch
-from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.vllm_policy import VllmPolicy
-from divopd.pipeline.live import REFUSED, LiveRun, kind_of
-from divopd.pipeline.role import Role, WeightsFolder
+from divopd.models.engine import StudentEngine
+from divopd.pipeline.access import Access
+from divopd.pipeline.processes import REFUSED, LiveRun, kind_of
 from divopd.pipeline.roles import perform
-from divopd.store import Store
+from divopd.records import EvaluationRecord, UpdateRecord
+from divopd.run.checkpoints import read_weights
+from divopd.run.folder import RunFolder
+from divopd.store import Arrived, Decided, JournaledBatch, Store
+from divopd.turns import Rollout
 
 try:
     import ray
@@ -42,15 +43,6 @@ KEPT_VERSIONS = 2  # in the object store
 PLACEMENT_S = 300.0  # for Ray to find a place for at least one actor of each role
 DIED = -9  # the exit code of an actor that is gone
 
-# What roles ask of the store. Ray repeats a call whose answer was lost with the store's actor, so each of these leaves
-# the store as one call would; a number of `reserve_rollouts` may be lost, as it is with an explorer that dies.
-REPEATABLE = (
-    *("reserve_rollouts", "put_unscored", "backlog", "events"),  # explorers
-    *("unscored", "put"),  # the teacher
-    *("begin_learner", "pool", "batch", "spent", "decided", "acknowledge"),  # the learner; for compose see below
-    *("figures", "record_figures"),
-)
-
 
 class StoreActor:
     """Owns the store of a run. When it dies, Ray starts it again from the file."""
@@ -59,8 +51,9 @@ class StoreActor:
         self._store = Store.open(run)
 
     def call(self, name: str, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if name not in REPEATABLE:
-            raise StoreError(f"the store's actor was asked for {name!r}; expected {', '.join(REPEATABLE)}")
+        """A method of the store that RemoteStore has, and no other."""
+        if name not in vars(RemoteStore):
+            raise StoreError(f"the store's actor was asked for {name!r}, which no role may ask for")
         return getattr(self._store, name)(*values, **named)
 
     def updates(self) -> int:
@@ -82,32 +75,87 @@ class StoreActor:
         self._store.close()
 
     @ray.method(max_task_retries=0)
-    def record_event(self, kind: str, event: dict[str, Any]) -> None:
-        self._store.record_event(kind, event)
+    def note(self, kind: str, event: dict[str, Any]) -> None:
+        self._store.note(kind, event)
 
 
 class RemoteStore:
-    """The store as the roles on a cluster see it. While its actor is down, callers wait."""
+    """The store as the roles on a cluster see it: a Queue and a Ledger. While its actor is down, callers wait.
+
+    Ray repeats a call whose answer was lost with the store's actor, so each of these leaves the store as one call would;
+    a number of `reserve` may be lost, as it is with an explorer that dies. A `record` that is repeated says False: the
+    learner's observer does not hear of it then, and whoever reads the store does.
+    """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in REPEATABLE:
-            raise AttributeError(name)
-        return lambda *values, **named: _answer(self._actor.call.remote(name, values, named))
+    def _call(self, name: str, *values: Any, **named: Any) -> Any:
+        return _answer(self._actor.call.remote(name, values, named))
+
+    # ── Queue ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reserve(self, count: int) -> range:
+        return self._call("reserve", count)
+
+    def offer(self, rollout: Rollout, *, generated_tokens: int) -> None:
+        self._call("offer", rollout, generated_tokens=generated_tokens)
+
+    def unscored(self, limit: int) -> list[Rollout]:
+        return self._call("unscored", limit)
+
+    def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
+        return self._call("put", rollout, available_at=available_at, generated_tokens=generated_tokens)
+
+    def outcomes(self, *, after: int) -> list[Outcome]:
+        return self._call("outcomes", after=after)
+
+    def backlog(self) -> int:
+        return self._call("backlog")
+
+    def note(self, kind: str, event: dict[str, Any]) -> None:
+        """It may be lost with the store's actor, but is never written twice."""
+        with suppress(RayActorError):
+            _answer(self._actor.note.remote(kind, event))
+
+    # ── Ledger ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def updates(self) -> int:
         return _answer(self._actor.updates.remote())
 
+    def begin_learner(self) -> int:
+        return self._call("begin_learner")
+
+    def rows(self, composer: Composer, *, update: int) -> int:
+        return self._call("rows", composer, update=update)
+
     def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
         return _answer(self._actor.compose.remote(composer, update, epoch))
 
-    def record_event(self, kind: str, event: dict[str, Any]) -> None:
-        """A note beside the ledger: it may be lost with the store's actor, but is never written twice."""
-        with suppress(RayActorError):
-            _answer(self._actor.record_event.remote(kind, event))
+    def batch(self, update: int) -> JournaledBatch:
+        return self._call("batch", update)
+
+    def record(self, record: UpdateRecord) -> bool:
+        return self._call("record", record)
+
+    def arrived(self) -> Arrived:
+        return self._call("arrived")
+
+    def decided(self, update: int) -> Decided:
+        return self._call("decided", update)
+
+    def acknowledge(self, update: int, *, epoch: int) -> None:
+        self._call("acknowledge", update, epoch=epoch)
+
+    def settle(self, update: int, *, epoch: int) -> int:
+        return self._call("settle", update, epoch=epoch)
+
+    def evaluations(self) -> dict[int, EvaluationRecord]:
+        return self._call("evaluations")
+
+    def record_evaluation(self, record: EvaluationRecord) -> bool:
+        return self._call("record_evaluation", record)
 
 
 def _answer(reference: Any) -> Any:
@@ -122,17 +170,17 @@ class WeightsActor:
     """Puts published versions into Ray's object store, from where each machine fetches one once."""
 
     def __init__(self, run: Path) -> None:
-        self._folder = WeightsFolder(run)
+        self._run = RunFolder(run)
         self._references: dict[int, Any] = {}
 
     def versions(self) -> list[int]:
-        return self._folder.versions()
+        return self._run.versions()
 
     @ray.method(concurrency_group="reading")
     def fetch(self, version: int) -> list[Any]:
         """A list with the reference to a version, so that it is the reference that travels."""
         if version not in self._references:
-            tensors = read_weights(numbered_path(self._folder.path, version))
+            tensors = read_weights(self._run.weights_of(version))
             newest = sorted(self._references)[1 - KEPT_VERSIONS :]
             kept = {older: self._references[older] for older in newest}
             self._references = kept | {version: ray.put({name: _as_array(t) for name, t in tensors.items()})}
@@ -148,7 +196,7 @@ class RemoteWeights:
     def versions(self) -> list[int]:
         return _answer(self._actor.versions.remote())
 
-    def load(self, version: int, policy: TransformersPolicy | VllmPolicy) -> None:
+    def load(self, version: int, engine: StudentEngine) -> None:
         while True:
             try:
                 [reference] = _answer(self._actor.fetch.remote(version))
@@ -156,7 +204,7 @@ class RemoteWeights:
                 break
             except ObjectLostError:  # its owner died; the next one reads the file again
                 continue
-        policy.fill_weights({name: _as_tensor(*a) for name, a in arrays.items()}, source=f"version {version}")
+        engine.fill_weights({name: _as_tensor(*a) for name, a in arrays.items()}, source=f"version {version}")
 
 
 def _as_array(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], np.ndarray]:
@@ -181,22 +229,22 @@ class RoleActor:
         self._stopping = False
 
     def perform(self) -> str | None:
-        role = Role(
+        access = Access(
             self._config,
-            cast(Store, self._store),
+            self._store,
             self._weights,
             lambda: self._stopping,
-            folder=self._run if self._kind == "learner" else None,
+            folder=RunFolder(self._run) if self._kind == "learner" else None,
             rank=self._number,
         )
-        return perform(role, self._kind)
+        return perform(access, self._kind)
 
     def stop(self) -> None:
         self._stopping = True
 
 
 class ActorWorker:
-    """An actor at work, as live.py sees a worker. When it ends badly, its log says why."""
+    """An actor at work, as processes.py sees a worker. When it ends badly, its log says why."""
 
     def __init__(self, actor: Any, log: Path) -> None:
         self.actor, self.log = actor, log
@@ -254,7 +302,7 @@ class RayRun(LiveRun):
             here = {"num_cpus": CPUS, "scheduling_strategy": self._here}
             lasting: dict[str, Any] = here | {"max_restarts": -1, "max_task_retries": -1}
             reading: dict[str, Any] = lasting | {"concurrency_groups": {"reading": 1}}
-            folder = self.folder.absolute()
+            folder = self.folder.path.absolute()
             self.store = ray.remote(**lasting)(StoreActor).remote(folder)
             self.weights = ray.remote(**reading)(WeightsActor).remote(folder)
             try:
@@ -276,9 +324,9 @@ class RayRun(LiveRun):
             "scheduling_strategy": self._here if kind == "learner" else "SPREAD",
         }
         actor = ray.remote(**options)(RoleActor).remote(
-            self.config, self.store, self.weights, name=name, run=self.folder.absolute(), where=Path.cwd()
+            self.config, self.store, self.weights, name=name, run=self.folder.path.absolute(), where=Path.cwd()
         )
-        return ActorWorker(actor, self.log(name))
+        return ActorWorker(actor, self.folder.log(name))
 
     def wait(self) -> None:
         """A role of which no actor finds a place ends the run; if some explorers do, the others may come later."""
@@ -300,8 +348,11 @@ def connect() -> None:
     Ray listens on all addresses of the machine, so the one that is started here answers to the user's token only.
     """
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    heard = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address="auto", **quiet)
     except ConnectionError:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
         ray.init(address="local", include_dashboard=False, **quiet)
+    if callable(heard):  # ray.init puts a handler of its own in its place, which ends the process
+        signal.signal(signal.SIGTERM, heard)

@@ -1,0 +1,55 @@
+"""A learner that hashes instead of learning: equal weights mean equal batches in equal order, and no torch is needed."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from divopd.records import UpdateFigures
+from divopd.run.durable_folder import verify, write_folder
+from divopd.turns import Turn
+from divopd.validity import valid_mask, why_invalid
+
+
+class HashingLearner:
+    """Its only weight is a digest of all rows that it was ever given."""
+
+    def __init__(self) -> None:
+        self.digest = ""
+        self.asked: list[str] = []  # the calls, in order
+
+    def update(self, turns: Sequence[Turn], weights: Sequence[float]) -> UpdateFigures:
+        self.asked.append("update")
+        rows = [[*turn.key, weight, turn.response_ids] for turn, weight in zip(turns, weights, strict=True)]
+        self.digest = hashlib.sha256((self.digest + json.dumps(rows)).encode()).hexdigest()
+        alive = [turn for turn in turns if why_invalid(turn) is None]
+        tokens = sum(turn.tokens for turn in turns)
+        return UpdateFigures(
+            rows=len(turns),
+            dead_rows=len(turns) - len(alive),
+            valid_tokens=sum(sum(valid_mask(turn)) for turn in alive),
+            tokens=tokens,
+            computed_tokens=tokens,
+            loss=0.0,
+            learner_kl_per_token=0.0,
+            gradient_norm=1.0,
+            logprob_gap=None,
+            seconds={},
+        )
+
+    def weights(self) -> dict[str, str]:
+        self.asked.append("weights")
+        return {"digest": self.digest}
+
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
+        self.asked.append("save")
+        content = json.dumps({"digest": self.digest, "state": dict(state)})
+        write_folder(folder, update, lambda target: (target / "learner.json").write_text(content) and None, keep=2)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        self.asked.append("load")
+        verify(path)
+        content = json.loads((path / "learner.json").read_text())
+        self.digest = content["digest"]
+        return content["state"]
