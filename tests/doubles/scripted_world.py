@@ -25,7 +25,7 @@ class ScriptedWorld:
         self.store, self.script, self.batch_size = store, script, batch_size
         self.heed: Callable[[], None] = lambda: None
         self.elapsed_s = self.learner_s = 0.0
-        self.arrived = self.version = 0
+        self.version = 0
         self.published: list[tuple[int, Any]] = []
         self.evaluated: list[int] = []
 
@@ -40,8 +40,7 @@ class ScriptedWorld:
         self.heed()
         began = self.elapsed_s
         while update >= self.store.updates and self.store.rows(composer, update=update) < self.batch_size:
-            self.store.put(self.script(self.arrived, self.version))
-            self.arrived += 1
+            self.store.put(self.script(self.store.arrived().rollouts, self.version))
             self.elapsed_s += 1.0
             self.heed()
         return Waited(self.elapsed_s - began)
@@ -54,11 +53,11 @@ class ScriptedWorld:
         yield
 
     def state(self) -> dict[str, Any]:
-        return {"elapsed_s": self.elapsed_s, "learner_s": self.learner_s, "arrived": self.arrived}
+        return {"elapsed_s": self.elapsed_s, "learner_s": self.learner_s}
 
     def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
 
     def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:
         self.version = version
-        self.elapsed_s, self.learner_s, self.arrived = state["elapsed_s"], state["learner_s"], state["arrived"]
+        self.elapsed_s, self.learner_s = state["elapsed_s"], state["learner_s"]
