@@ -6,10 +6,9 @@ DivopdError                     the base: one line, says what was got, what was 
 │   ├── UnknownNameError        no method, preset, environment … of that name
 │   └── MissingExtraError       an optional part of divopd is not installed
 ├── StoreError                  the store cannot do what was asked
-│   ├── NotAStoreError          the file is no store, is damaged, or has a newer format
+│   ├── NotAStoreError          the file is no store, is damaged, or has another format
 │   ├── ConflictError           the same id was put before with another content
 │   ├── FencedError             another learner has taken over this store
-│   ├── QueueFullError          the bounded queue stayed full for longer than the caller would wait
 │   └── LedgerError             the journal does not add up
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
@@ -55,7 +54,7 @@ class StoreError(DivopdError):
 
 
 class NotAStoreError(StoreError, InputError):
-    """The file is no store, is damaged, or has a newer format."""
+    """The file is no store, is damaged, or has another format."""
 
 
 class ConflictError(StoreError):
@@ -64,10 +63,6 @@ class ConflictError(StoreError):
 
 class FencedError(StoreError):
     """Another learner has taken over this store; this one must stop."""
-
-
-class QueueFullError(StoreError):
-    """The bounded queue stayed full for longer than the caller would wait."""
 
 
 class LedgerError(StoreError):

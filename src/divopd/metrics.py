@@ -17,9 +17,9 @@ Curve = Sequence[tuple[float, float]]  # (policy version or any cost, success ra
 
 
 class Share(NamedTuple):
-    """What one rollout has in a batch. All its turns are of one policy version."""
+    """What one rollout has in a batch, summed over its rows there."""
 
-    version: int
+    versions: int = 0  # policy versions
     rows: int = 0
     dead_rows: int = 0
     tokens: int = 0
@@ -31,10 +31,10 @@ def batch_figures(selected: Sequence[Candidate], *, update: int) -> BatchFigures
     """Figures of a batch; of an empty one all are 0."""
     shares: dict[str, Share] = {}
     for c in selected:
-        _, rows, dead, tokens, valid, disagreement = shares.get(c.rollout) or Share(c.version)
+        versions, rows, dead, tokens, valid, disagreement = shares.get(c.rollout, Share())
         dead += c.valid_tokens == 0
         more = tokens + c.tokens, valid + c.valid_tokens, disagreement + c.disagreement
-        shares[c.rollout] = Share(c.version, rows + 1, dead, *more)
+        shares[c.rollout] = Share(versions + c.version, rows + 1, dead, *more)
     return figures_of_shares(list(shares.values()), update=update)
 
 
@@ -53,7 +53,7 @@ def figures_of_shares(shares: Sequence[Share], *, update: int) -> BatchFigures:
         turns_per_rollout=rows / len(shares),
         dead_share=sum(share.dead_rows for share in shares) / rows,
         kl_per_token=sum(share.disagreement for share in shares) / valid_tokens if valid_tokens else 0.0,
-        age=sum(share.rows * (update - share.version) for share in shares) / rows,
+        age=sum(share.rows * update - share.versions for share in shares) / rows,
         disagreement_sd=pstdev(share.disagreement for share in shares),
         tokens=total,
     )

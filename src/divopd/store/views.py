@@ -5,11 +5,10 @@ from typing import Any, NamedTuple, get_args
 
 from divopd.composers.composer import Settings
 from divopd.errors import InputError
-from divopd.journal import StoredTurn
 from divopd.metrics import Share
-from divopd.payload import OUTCOME_BYTES, decode_outcome
-from divopd.store_reader import BY_ARRIVAL, FigureKind, StoreReader
-from divopd.store_schema import connect, store_path
+from divopd.store.journal import StoredTurn
+from divopd.store.reader import BY_ARRIVAL, StoreReader
+from divopd.store.schema import connect, store_path
 from divopd.turns import FateKind
 
 FATES: tuple[FateKind, ...] = get_args(FateKind)
@@ -17,7 +16,7 @@ FATES: tuple[FateKind, ...] = get_args(FateKind)
 _ORDERS = {"arrival": "r.number", "turns": "r.turns", "disagreement": "disagreement", **{fate: fate for fate in FATES}}
 _TALLY = ", ".join(f"sum(t.fate = '{fate}') AS {fate}" for fate in FATES)
 _TALLIED = f"""SELECT r.id, r.task, r.version, r.available_at, r.turns, sum(t.tokens),
-    max(CASE WHEN t.reason IS NULL THEN t.disagreement END) AS disagreement, {_TALLY}, min(t.arrival)
+    max(CASE WHEN t.reason IS NULL THEN t.disagreement END) AS disagreement, r.success, r.reward, {_TALLY}
     FROM rollouts r JOIN turns t ON t.rollout = r.number"""
 _WITH_FATE = "EXISTS (SELECT 1 FROM turns f WHERE f.rollout = r.number AND f.fate = :fate)"
 _NAMED = "(instr(lower(r.id), lower(:text)) OR instr(lower(r.task), lower(:text)))"
@@ -29,18 +28,18 @@ class Cursor(NamedTuple):
     updates: int
     turns: int
     evaluations: int
-    figures: int
+    records: int  # of updates
     events: int
 
 
 class RolloutTally(NamedTuple):
-    """How much of one rollout could be trained, and was. Tokens are of all its turns, of the trained ones."""
+    """How much of one rollout could be trained, and was."""
 
-    version: int
+    version: int  # the newest of its valid turns
     available_at: int
     valid_turns: int
     trained_turns: int  # without dead rows
-    scored_tokens: int
+    scored_tokens: int  # of all its turns
     trained_tokens: int
 
 
@@ -60,7 +59,7 @@ class RolloutRow(NamedTuple):
 
     rollout: str
     task: str
-    version: int
+    version: int  # when it began
     available_at: int
     turns: int
     tokens: int
@@ -90,7 +89,7 @@ class StoreViews(StoreReader):
         with self.snapshot():
             turns = self._one("SELECT max(arrival) FROM turns", default=0)
             events = self._one("SELECT max(number) FROM events", default=0)
-            counts = dict(self._db.execute("SELECT kind, count(*) FROM figures GROUP BY kind").fetchall())
+            counts = dict(self._db.execute("SELECT kind, count(*) FROM records GROUP BY kind").fetchall())
             return Cursor(self.updates, turns, counts.get("evaluation", 0), counts.get("update", 0), events)
 
     def settings(self) -> Settings | None:
@@ -106,7 +105,8 @@ class StoreViews(StoreReader):
 
     def rollout_tallies(self, *, available_before: int) -> list[RolloutTally]:
         """Every rollout that had arrived before this update was composed."""
-        query = """SELECT r.version, r.available_at, sum(t.reason IS NULL),
+        query = """SELECT coalesce(max(CASE WHEN t.reason IS NULL THEN t.version END), r.version), r.available_at,
+                sum(t.reason IS NULL),
                 sum(t.reason IS NULL AND t.fate = 'trained'), sum(t.tokens),
                 sum(CASE WHEN t.fate = 'trained' THEN t.tokens ELSE 0 END)
             FROM rollouts r JOIN turns t ON t.rollout = r.number WHERE r.available_at < ? GROUP BY r.number"""
@@ -124,9 +124,8 @@ class StoreViews(StoreReader):
 
     def ages(self) -> dict[int, int]:
         """How many trained turns were so many policy versions old."""
-        query = """SELECT t.fate_update - r.version AS age, count(*)
-            FROM turns t JOIN rollouts r ON r.number = t.rollout
-            WHERE t.fate = 'trained' GROUP BY age ORDER BY age"""
+        query = """SELECT fate_update - version AS age, count(*) FROM turns
+            WHERE fate = 'trained' GROUP BY age ORDER BY age"""
         with self.snapshot():
             return dict(self._db.execute(query).fetchall())
 
@@ -149,10 +148,9 @@ class StoreViews(StoreReader):
 
     def shares(self, *, first: int, last: int) -> dict[int, list[Share]]:
         """What each rollout has in the batches of these updates, both included."""
-        query = """SELECT t.fate_update, r.version, count(*), sum(t.valid_tokens = 0), sum(t.tokens),
-                sum(t.valid_tokens), sum(t.disagreement)
-            FROM turns t JOIN rollouts r ON r.number = t.rollout
-            WHERE t.fate = 'trained' AND t.fate_update BETWEEN ? AND ? GROUP BY t.fate_update, t.rollout"""
+        query = """SELECT fate_update, sum(version), count(*), sum(valid_tokens = 0), sum(tokens),
+                sum(valid_tokens), sum(disagreement)
+            FROM turns WHERE fate = 'trained' AND fate_update BETWEEN ? AND ? GROUP BY fate_update, rollout"""
         batches: dict[int, list[Share]] = {update: [] for update in range(first, last + 1)}
         with self.snapshot():
             for update, *share in self._db.execute(query, (first, last)):
@@ -177,13 +175,6 @@ class StoreViews(StoreReader):
         with self.snapshot():
             return self._db.execute(query).fetchall()
 
-    def figures_between(self, kind: FigureKind, first: int, last: int) -> dict[int, dict[str, Any]]:
-        """The recorded figures of these updates or versions, both included."""
-        query = "SELECT number, json, digest FROM figures WHERE kind = ? AND number BETWEEN ? AND ? ORDER BY number"
-        with self.snapshot():
-            rows = self._db.execute(query, (kind, first, last))
-            return {n: self._json(text, digest, kind, n) for n, text, digest in rows}
-
     def rollout_page(
         self, *, first: int, count: int, order: str = "arrival", fate: str | None = None, text: str = ""
     ) -> RolloutPage:
@@ -202,17 +193,15 @@ class StoreViews(StoreReader):
             page = f"{_TALLIED} WHERE r.number IN ({some}) GROUP BY r.number {ordered}"
         else:
             page = f"{_TALLIED} {where} GROUP BY r.number {ordered} LIMIT :count OFFSET :first"
-        head = f"SELECT substr(payload, 1, {OUTCOME_BYTES}) FROM payloads WHERE arrival = ?"
         values: dict[str, Any] = {"first": first, "count": count, "fate": fate, "text": text}
         with self.snapshot():
             total = self._db.execute(f"SELECT count(*) FROM rollouts r {where}", values).fetchone()[0]
             found = self._db.execute(page, values).fetchall()
-            rows = [_rollout_row(row, self._one(head, row[-1])) for row in found]
-        return RolloutPage(rows, total)
+        return RolloutPage([_rollout_row(row) for row in found], total)
 
 
-def _rollout_row(row: tuple[Any, ...], head: bytes | None) -> RolloutRow:
-    rollout, task, version, available_at, turns, tokens, disagreement, *fates, _ = row
+def _rollout_row(row: tuple[Any, ...]) -> RolloutRow:
+    rollout, task, version, available_at, turns, tokens, disagreement, success, reward, *fates = row
     tallies = dict(zip(FATES, fates, strict=True))
-    success, reward = decode_outcome(head)
-    return RolloutRow(rollout, task, version, available_at, turns, tokens, disagreement, tallies, success, reward)
+    ending = None if success is None else bool(success), reward
+    return RolloutRow(rollout, task, version, available_at, turns, tokens, disagreement, tallies, *ending)

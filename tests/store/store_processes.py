@@ -11,16 +11,20 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from divopd.composers import make_composer
 from divopd.composers.composer import Composer
-from divopd.errors import QueueFullError
-from divopd.store import Store
+from divopd.store import Ledger, Queue, Store
 from divopd.turns import Rollout, Turn, turn_to_json
 
 UPDATES_PER_CHECKPOINT = 3
+MAX_BACKLOG = 300  # turns; an explorer waits while there are more
 WORK_UPDATES = 6
+
+
+class QueueAndLedger(Queue, Ledger, Protocol):
+    """A store that one process uses in every role."""
 
 
 def make_rollout(name: str, *, version: int = 0, turns: int | None = None, task: str = "heat an egg") -> Rollout:
@@ -50,6 +54,16 @@ def _make_turn(name: str, number: int, version: int, task: str, rng: random.Rand
 
 def make_test_composer() -> Composer:
     return make_composer("divopd", batch_size=8, pool_multiplier=4, cap=2, max_staleness=6, max_pending_age=3)
+
+
+def fill(store: QueueAndLedger, *, rollouts: int = 6, updates: int = 3) -> int:
+    """Some rollouts and updates; returns the epoch of the learner."""
+    epoch = store.begin_learner()
+    for update in range(updates):
+        for number in range(rollouts):
+            store.put(make_rollout(f"e.{update}.{number}", version=update))
+        store.compose(make_test_composer(), update=update, epoch=epoch)
+    return epoch
 
 
 def train(weights: str, update: int, turns: list[Turn]) -> str:
@@ -88,10 +102,10 @@ def explore(run: Path, name: str) -> None:
 
 def _put(store: Store, log: Log, identity: str, version: int) -> None:
     while not (store.path.parent / "stop").exists():
-        try:
-            store.put(make_rollout(identity, version=version), wait_s=0.2)
-        except QueueFullError:
+        if store.backlog() > MAX_BACKLOG:
+            time.sleep(0.02)
             continue
+        store.put(make_rollout(identity, version=version))
         log.write("put", identity, version)
         return
 
@@ -102,11 +116,11 @@ def learn(run: Path, name: str) -> None:
     with Store.open(run) as store:
         epoch = store.begin_learner()
         update, weights = resume(store, epoch)
-        log.write("resume", update, store.resume_point())
+        log.write("resume", update, store.updates)
         while not (run / "stop").exists():
             if update < store.updates:
                 batch = store.batch(update)
-            elif store.pool(composer, update=update):
+            elif store.rows(composer, update=update):
                 batch = store.compose(composer, update=update, epoch=epoch)
             else:
                 time.sleep(0.002)
@@ -142,6 +156,17 @@ def save_checkpoint(run: Path, update: int, weights: str) -> None:
     partial.replace(run / "checkpoint.json")
 
 
+def settle(run: Path, name: str) -> None:
+    """Settle the next update for every line of input; first the one that an earlier life may not have finished."""
+    log, done = Log(run / f"{name}.log"), [line for line in read_log(run / f"{name}.log") if line[0] == "settled"]
+    with Store.open(run) as store:
+        epoch = store.begin_learner()
+        for update, _ in enumerate(sys.stdin, len(done)):
+            log.write("settle", update)
+            store.settle(update, epoch=epoch)
+            log.write("settled", update)
+
+
 def work(run: Path, name: str) -> None:
     """Both roles in turn, a fixed amount of work: every system call of it can be counted, and struck."""
     log, composer = Log(run / f"{name}.log"), make_test_composer()
@@ -170,4 +195,4 @@ def work(run: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    {"explore": explore, "learn": learn, "work": work}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])
+    {"explore": explore, "learn": learn, "settle": settle, "work": work}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

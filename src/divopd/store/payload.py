@@ -24,7 +24,6 @@ _LISTS = (
     ("teacher_mask", "B", "0 and 1, or None"),
 )
 _BYTES = {"i": 4, "d": 8, "B": 1}
-OUTCOME_BYTES = _HEADER.size  # the head of a payload, which says how the rollout ended
 _TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS = 1, 2, 4, 8, 16
 
 
@@ -89,8 +88,8 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
 def encode_rollout(rollout: Rollout) -> bytes:
     """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
     payloads = [encode_turn(turn) for turn in rollout.turns]
-    turns = [(turn.turn, turn.available_at, len(data)) for turn, data in zip(rollout.turns, payloads, strict=True)]
-    head = {"rollout": rollout.id, "task": rollout.task, "version": rollout.version, "turns": turns}
+    turns = [(t.turn, t.version, t.available_at, len(data)) for t, data in zip(rollout.turns, payloads, strict=True)]
+    head = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
     return b"".join([json.dumps(head).encode(), b"\n", *payloads])
 
 
@@ -98,23 +97,17 @@ def decode_rollout(content: bytes) -> Rollout:
     """The rollout of `encode_rollout`; anything else raises a ValueError, KeyError, TypeError or NotAStoreError."""
     start = content.index(b"\n") + 1
     head = json.loads(content[:start])
-    sizes, turns = head.pop("turns"), list[Turn]()
-    for turn, available_at, size in sizes:
-        turns.append(decode_turn(content[start : start + size], turn=turn, available_at=available_at, **head))
+    whose = {"rollout": head["rollout"], "task": head["task"]}
+    turns: list[Turn] = []
+    for number, version, available_at, size in head["turns"]:
+        identity = whose | {"turn": number, "version": version, "available_at": available_at}
+        turns.append(decode_turn(content[start : start + size], **identity))
         start += size
     return Rollout(head["rollout"], tuple(turns))
 
 
-def decode_outcome(head: bytes | None) -> tuple[bool | None, float | None]:
-    """(success, reward) from the first bytes of a payload; None where it does not say, or was dropped."""
-    if head is None or len(head) < OUTCOME_BYTES:
-        return None, None
-    flags, *_, reward, _ = _HEADER.unpack_from(head)
-    return bool(flags & _SUCCESS) if flags & _OUTCOME else None, reward if flags & _REWARD else None
-
-
 def digest_of(*parts: bytes) -> bytes:
-    """32 bytes that stand for the parts, each with its length, in order."""
+    """A checksum (SHA-256) over the parts in order, each with its length."""
     state = sha256()  # the fastest of hashlib where the processor has instructions for it
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from divopd.errors import ConflictError, NotAStoreError, StoreError
 
-FORMAT = 2
+FORMAT = 3
 APPLICATION_ID = 0x64697664  # "divd", at byte 68 of the file
 MAGIC = b"SQLite format 3\0"
 HEADER = ("application_id", "user_version")
@@ -22,7 +22,6 @@ TABLES = (
         epoch INTEGER NOT NULL,                 -- of the learner that may write; older ones are fenced
         acknowledged_updates INTEGER NOT NULL,  -- so many updates are in a durable checkpoint
         settled_updates INTEGER NOT NULL,       -- so many updates have had their payloads dropped
-        max_queued INTEGER,                     -- turns; NULL: no bound
         started_rollouts INTEGER NOT NULL,      -- numbers given to explorers
         generated_tokens INTEGER NOT NULL       -- by explorers, in rollouts that ended
     ) STRICT""",
@@ -36,8 +35,10 @@ TABLES = (
         number INTEGER PRIMARY KEY,
         id TEXT NOT NULL UNIQUE,
         task TEXT NOT NULL,
-        version INTEGER NOT NULL,
+        version INTEGER NOT NULL,               -- when the rollout began; every turn has its own
         available_at INTEGER NOT NULL,
+        success INTEGER,                        -- how it ended; here because settling drops what its turns say of it
+        reward REAL,
         turns INTEGER NOT NULL,                 -- the declared number: a torn put cannot pass for a short rollout
         digest BLOB NOT NULL,                   -- of the content: the same rollout put again has the same
         seal BLOB NOT NULL                      -- of the digest and what put added to it
@@ -46,6 +47,7 @@ TABLES = (
         arrival INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused
         rollout INTEGER NOT NULL REFERENCES rollouts (number),
         turn INTEGER NOT NULL,
+        version INTEGER NOT NULL,               -- of the policy that generated this turn
         digest BLOB NOT NULL,
         reason TEXT,
         disagreement REAL NOT NULL,
@@ -66,9 +68,9 @@ TABLES = (
         record BLOB NOT NULL,                   -- JSON: keys in order, weights, passes, exits with reasons
         digest BLOB NOT NULL                    -- of this row and, through the digest before it, of all rows before
     ) STRICT""",
-    """CREATE TABLE figures (
-        kind TEXT,
-        number INTEGER,
+    """CREATE TABLE records (
+        kind TEXT,                              -- 'update' or 'evaluation'
+        number INTEGER,                         -- the update, or the policy version that was evaluated
         json BLOB NOT NULL,
         digest BLOB NOT NULL,
         PRIMARY KEY (kind, number)
@@ -97,12 +99,12 @@ def is_store(path: Path | str) -> bool:
         return False
 
 
-def create_file(path: Path, *, max_queued: int | None) -> None:
+def create_file(path: Path) -> None:
     """Make an empty store. It appears under its name complete and synced, or not at all; nothing is overwritten."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove(partial)  # of a process that had this number and was killed
-        _fill(partial, max_queued)
+        _fill(partial)
         _sync(partial)
         os.link(partial, path)  # unlike a rename it refuses to replace what is there
         _sync(path.parent)
@@ -150,7 +152,7 @@ def translated_errors(path: Path) -> Generator[None]:
         raise NotAStoreError(f"{path}: the store is damaged ({error}); restore it from a copy") from None
 
 
-def _fill(partial: Path, max_queued: int | None) -> None:
+def _fill(partial: Path) -> None:
     with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is complete
         # the tables first, in the plain journal mode: its commit tells of a failed write, the closing of a WAL does not
@@ -159,7 +161,7 @@ def _fill(partial: Path, max_queued: int | None) -> None:
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         for statement in TABLES:
             connection.execute(statement)
-        connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, ?, 0, 0)", (max_queued,))
+        connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, 0, 0)")
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = WAL")
 

@@ -13,21 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 import store_processes
+from store_processes import fill, load_checkpoint, make_rollout, read_log, train
+
 from divopd.audits.ledger import audit_ledger
-from divopd.store import Store
-from store_processes import load_checkpoint, make_rollout, read_log, train
+from divopd.store import Store, StoreReader
 
 EXPLORERS = ("e1", "e2")
 LIMIT_S = 120  # for anything that must end
 
 
-def start(role: str, run: Path, name: str, *, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+def start(
+    role: str, run: Path, name: str, *, prefix: tuple[str, ...] = (), stdin: int | None = None
+) -> subprocess.Popen[bytes]:
     """Start a role of store_processes; what it says on stderr goes to RUN/NAME.err."""
     command = [*prefix, sys.executable, store_processes.__file__, role, str(run), name]
     with (run / f"{name}.err").open("ab") as errors:
-        return subprocess.Popen(command, stderr=errors)
+        return subprocess.Popen(command, stdin=stdin, stderr=errors, bufsize=0)
 
 
 def check_promises(run: Path) -> None:
@@ -40,7 +42,8 @@ def check_promises(run: Path) -> None:
             check_whole(store, name, version)
         tried = {line[1]: line[2] for line in lines if line[0] == "try"}
         assert {turn.rollout for turn in store.stored_turns()} <= tried.keys()
-        resume_from, journaled = store.resume_point()
+        check_settled(store)
+        acknowledged, settled = checkpointed(store)
     trained_in = Counter(key for entry in journal for key in entry.selected)
     assert not trained_in or max(trained_in.values()) == 1
     served: dict[int, set[str]] = {}
@@ -49,12 +52,24 @@ def check_promises(run: Path) -> None:
         served.setdefault(update, set()).add(digest)
     assert all(len(digests) == 1 for digests in served.values())
     update, weights = load_checkpoint(run)
-    assert resume_from <= update <= journaled
+    assert settled <= acknowledged <= update <= len(journal)
     expected = ""
     for entry in journal[:update]:
         turns = [make_rollout(name, version=tried[name]).turns[turn] for name, turn in entry.selected]
         expected = train(expected, entry.update, turns)
     assert weights == expected
+
+
+def checkpointed(store: StoreReader) -> tuple[int, int]:
+    """How many updates the store knows to be in a checkpoint, and how many have had their tokens dropped."""
+    return store._db.execute("SELECT acknowledged_updates, settled_updates FROM state").fetchone()
+
+
+def check_settled(store: StoreReader) -> None:
+    """Tokens are gone if the turn left by a settled update, and there if it did not: nothing in between."""
+    kept = {arrival for (arrival,) in store._db.execute("SELECT arrival FROM payloads")}
+    for turn in store.stored_turns():
+        assert (turn.arrival in kept) != store.is_settled(turn)
 
 
 def check_whole(store: Store, name: str, version: int) -> None:
@@ -69,7 +84,7 @@ def check_whole(store: Store, name: str, version: int) -> None:
 def chaos(run: Path, *, kills: int, seed: int) -> None:
     """Two explorers and a learner; again and again one of them is killed: as soon as it starts, or amid its work."""
     rng = random.Random(seed)
-    Store.create(run / "store.db", max_queued=300).close()
+    Store.create(run / "store.db").close()
     roles = dict.fromkeys(EXPLORERS, "explore") | {"learner": "learn"}
     processes = {name: start(role, run, name) for name, role in roles.items()}
     begun = dict.fromkeys(roles, 0)
@@ -99,11 +114,11 @@ def lines_of(run: Path, name: str) -> Counter[str]:
     return Counter(line[0] for line in read_log(run / f"{name}.log"))
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], *, every_s: float = 0.02) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 @pytest.mark.crash
@@ -120,6 +135,49 @@ def test_killed_for_minutes(tmp_path: Path, seed: int) -> None:
     """The same for longer."""
     chaos(tmp_path, kills=200, seed=seed)
     check_promises(tmp_path)
+
+
+@pytest.mark.crash
+def test_a_killed_settle_drops_the_tokens_of_an_update_or_none(tmp_path: Path) -> None:
+    """Killed while it settles, again and again: what was settled is gone, all else is there; fates and journal stay."""
+    updates, rng = 30, random.Random(7)
+    with Store.create(tmp_path / "store.db") as store:
+        store.acknowledge(updates - 1, epoch=fill(store, updates=updates))
+        expected = [store.batch(update) for update in range(updates)]
+        fates = {turn.key: turn.fate for turn in store.stored_turns()}
+
+    def check() -> None:
+        told = lines_of(tmp_path, "learner")
+        with Store.open_read_only(tmp_path) as reader:
+            audit_ledger(reader)
+            check_settled(reader)
+            settled = checkpointed(reader)[1]
+            assert told["settled"] <= settled <= told["settled"] + 1
+            assert {turn.key: turn.fate for turn in reader.stored_turns()} == fates
+            assert [reader.journal(update) for update in range(updates)] == [batch.entry for batch in expected]
+            assert [reader.batch(update) for update in range(settled, updates)] == expected[settled:]
+
+    for _ in range(10):
+        with start("settle", tmp_path, "learner", stdin=subprocess.PIPE) as process:
+            for _ in range(rng.randrange(3)):
+                ask_to_settle(process, tmp_path, wait_for="settled")
+            ask_to_settle(process, tmp_path, wait_for="settle")
+            time.sleep(rng.uniform(0, 0.006))
+            process.kill()
+        check()
+    with start("settle", tmp_path, "learner", stdin=subprocess.PIPE) as process:
+        for _ in range(updates - lines_of(tmp_path, "learner")["settled"]):
+            ask_to_settle(process, tmp_path, wait_for="settled")
+    check()
+    assert lines_of(tmp_path, "learner")["settled"] == updates
+
+
+def ask_to_settle(process: subprocess.Popen[bytes], run: Path, *, wait_for: str) -> None:
+    """Have the next update settled, and wait until the process says that it begins, or that it is done."""
+    before = lines_of(run, "learner")[wait_for]
+    assert process.stdin
+    process.stdin.write(b"\n")
+    wait_until(lambda: lines_of(run, "learner")[wait_for] > before, every_s=0.0005)
 
 
 # ── every system call ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +206,7 @@ def finish_and_check(run: Path) -> None:
     check_promises(run)
     with Store.open_read_only(run) as store:
         assert store.updates == store_processes.WORK_UPDATES
-        assert store.resume_point().next_update == store_processes.WORK_UPDATES
+        assert checkpointed(store) == (store_processes.WORK_UPDATES, store_processes.WORK_UPDATES)
     shutil.rmtree(run)
 
 

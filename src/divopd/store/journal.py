@@ -19,7 +19,7 @@ class StoredTurn(NamedTuple):
     rollout: str
     turn: int
     task: str
-    version: int
+    version: int  # of the policy that generated this turn
     available_at: int
     reason: Reason | None
     disagreement: float
@@ -55,8 +55,8 @@ class Account(NamedTuple):
         return self.put == sum(self[1:])
 
 
-class Spent(NamedTuple):
-    """What has been produced: rollouts and turns that were put, and the tokens it took."""
+class Arrived(NamedTuple):
+    """What has been produced: rollouts and turns that were put, and the tokens that explorers and teacher spent."""
 
     rollouts: int
     turns: int
@@ -65,20 +65,13 @@ class Spent(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """Rollouts whose lot was decided at one update: trained for the first time, or gone without a trained turn.
+    """Rollouts that one update decided about: it was the first to train them, or they left without a trained turn.
 
     Only rollouts with a valid turn count, and only valid turns are trained ones; every rollout is decided once.
     """
 
     used: int
     unused: int
-
-
-class ResumePoint(NamedTuple):
-    """Updates `next_update` … `journaled` - 1 are served again from the journal; `journaled` is composed anew."""
-
-    next_update: int
-    journaled: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class JournaledBatch:
-    """A batch to train on, as the journal has it. The digest stands for this and every earlier entry."""
+    """A batch to train on, as the journal has it. The digest is a checksum over its entry and every earlier one."""
 
     entry: JournalEntry
     digest: str

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divopd.errors import NotAStoreError
-from divopd.payload import decode_turn, encode_turn
+from divopd.store.payload import decode_turn, encode_turn
 from divopd.turns import Turn
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)

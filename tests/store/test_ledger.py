@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from store_processes import make_rollout, make_test_composer
 
 from divopd.audits.ledger import audit_ledger
 from divopd.cli import main
 from divopd.composers import METHODS, make_composer
 from divopd.errors import DivopdError, LedgerError
-from divopd.journal import to_json_bytes
-from divopd.payload import digest_of
 from divopd.replay import load_recording, replay
 from divopd.store import Store
-from divopd.store_reader import entry_digest
+from divopd.store.journal import to_json_bytes
+from divopd.store.payload import digest_of
+from divopd.store.session import entry_digest
 from divopd.turns import Rollout, read_turns
-from store_processes import make_rollout, make_test_composer
+from doubles.memory_store import MemoryStore
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,9 @@ def test_a_changed_journal_that_is_not_sealed_again_is_damage(run: Path) -> None
         ("UPDATE turns SET fate = 'lost' WHERE arrival = 1", "no put can have written"),
         ("UPDATE rollouts SET available_at = available_at + 1 WHERE number > 30", "not as it was put"),
         ("UPDATE rollouts SET version = version + 1 WHERE number = 1", "not as it was put"),
+        ("UPDATE rollouts SET success = 1 - success WHERE number = 1", "not as it was put"),
+        ("UPDATE rollouts SET reward = reward + 1 WHERE number = 1", "not as it was put"),
+        ("UPDATE turns SET version = version + 1 WHERE arrival = 1", "not as it was put"),
         ("DELETE FROM turns WHERE arrival = 2", "declared"),
         ("DELETE FROM payloads WHERE arrival = 2", "missing or damaged"),
         ("UPDATE payloads SET payload = zeroblob(41) WHERE arrival = 2", "missing or damaged"),
@@ -216,7 +220,7 @@ def test_why_as_json_agrees_with_the_fates(run: Path, capsys: pytest.CaptureFixt
     told = json.loads(capsys.readouterr().out)
     with Store.open_read_only(run) as store:
         assert {row["turn"]: (row["fate"], row["update"]) for row in told["turns"]} == {
-            turn: fate[:2] for turn, fate in store.fates("e1.0.2").items()
+            turn.turn: turn.fate[:2] for turn in store.turns_of("e1.0.2")
         }
 
 
@@ -246,17 +250,22 @@ def test_explain_shows_the_whole_decision(run: Path, update: int, capsys: pytest
 
 
 def test_pending_after_is_what_the_composer_kept(tmp_path: Path) -> None:
-    """What the store says stayed pending is what an in-memory composer keeps."""
-    composer = make_test_composer()
+    """What the store says stayed pending is what a store of lists keeps."""
+    composer, twin = make_test_composer(), MemoryStore()
     with Store.create(tmp_path / "store.db", synchronous="NORMAL") as store:
-        epoch, kept = store.begin_learner(), []
+        kept: list[list[tuple[str, int]]] = []
+        epoch = store.begin_learner()
+        assert twin.begin_learner() == epoch
         for update in range(4):
             for number in range(5):
-                store.put(make_rollout(f"e.{update}.{number}", version=update))
-            pool = store.pool(composer, update=update)
-            kept.append([c.key for c in composer.decide(pool, update=update).pending])
+                rollout = make_rollout(f"e.{update}.{number}", version=update)
+                store.put(rollout)
+                twin.put(rollout)
             store.compose(composer, update=update, epoch=epoch)
+            twin.compose(composer, update=update, epoch=epoch)
+            kept.append([candidate.key for candidate in twin.pending])
         assert [[turn.key for turn in store.pending_after(update)] for update in range(4)] == kept
+        assert all(kept)
 
 
 def test_export_is_a_recording(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,30 @@
+"""The store of a run: its queue, its journal and its recording. SQL is in this folder only.
+
+Explorers and teachers hold a Queue, the learner a Ledger, an evaluator Evaluations (faces.py); Store, a SQLite file,
+is all three. Reports and audits read with a StoreReader, pages with StoreViews.
+"""
+
+from divopd.store.faces import Evaluations, Ledger, Queue
+from divopd.store.journal import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, StoredTurn
+from divopd.store.reader import StoreReader
+from divopd.store.schema import is_store, store_path
+from divopd.store.sqlite import Store
+from divopd.store.views import StoreViews
+
+__all__ = [
+    "Account",
+    "Arrived",
+    "Decided",
+    "Evaluations",
+    "JournalEntry",
+    "JournaledBatch",
+    "Key",
+    "Ledger",
+    "Queue",
+    "Store",
+    "StoreReader",
+    "StoreViews",
+    "StoredTurn",
+    "is_store",
+    "store_path",
+]

@@ -1,0 +1,120 @@
+"""What each role may do with a store. Any class with these methods will do: SQLite, a Ray actor, a test's lists.
+
+What the methods promise is the same for all of them: tests/store/test_contract.py says it. Reading a run afterwards is
+no face: reports and audits read the SQLite file (StoreReader), and another backend exports to it.
+"""
+
+from typing import Any, Protocol
+
+from divopd.composers.composer import Composer
+from divopd.curricula import Outcome
+from divopd.records import EvaluationRecord, UpdateRecord
+from divopd.store.journal import Arrived, Decided, JournaledBatch
+from divopd.turns import Rollout
+
+
+class Notes(Protocol):
+    """Whoever works on a run may say what happened."""
+
+    def note(self, kind: str, event: dict[str, Any]) -> None:
+        """Append what happened (a start, a wait, a lost environment) to the log of the run."""
+        ...
+
+
+class Queue(Notes, Protocol):
+    """What explorers and teachers may do."""
+
+    def reserve(self, count: int) -> range:
+        """Numbers for the next rollouts of an explorer, counted from 0; none is given twice."""
+        ...
+
+    def offer(self, rollout: Rollout, *, generated_tokens: int) -> None:
+        """Keep a rollout that has ended, durably, until the teacher has scored it and it is `put`.
+
+        Offering it again, or after it was put, changes nothing.
+        """
+        ...
+
+    def unscored(self, limit: int) -> list[Rollout]:
+        """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
+        ...
+
+    def put(self, rollout: Rollout, *, available_at: int | None = None) -> bool:
+        """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
+
+        It no longer waits for the teacher then. The same id with another content raises a ConflictError.
+        `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
+        """
+        ...
+
+    def outcomes(self, *, after: int) -> list[Outcome]:
+        """How the rollouts ended that arrived after number `after`, in order of arrival; 0 asks for all of them."""
+        ...
+
+    def backlog(self) -> int:
+        """Turns in the queue that no update has read yet."""
+        ...
+
+
+class Evaluations(Notes, Protocol):
+    """What an evaluator may do."""
+
+    def evaluations(self) -> dict[int, EvaluationRecord]:
+        """The evaluations so far, by policy version."""
+        ...
+
+    def record_evaluation(self, record: EvaluationRecord) -> bool:
+        """Keep the evaluation of a policy version. True: written now; False: there was one, and that one counts."""
+        ...
+
+
+class Ledger(Evaluations, Protocol):
+    """What the one learner may do. A FencedError means that another learner has begun: stop."""
+
+    @property
+    def updates(self) -> int:
+        """How many updates are journalled; also the number of the next one."""
+        ...
+
+    def begin_learner(self) -> int:
+        """Become the learner of this run: the returned epoch fences every learner that began before."""
+        ...
+
+    def rows(self, composer: Composer, *, update: int) -> int:
+        """How many rows this composer could choose from now: by it a learner knows whether to wait.
+
+        Stale turns do not count, and for a composer with a gate neither do invalid ones.
+        """
+        ...
+
+    def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
+        """Read the queue, decide the batch of this update, which must be the next one, journal it, then return it."""
+        ...
+
+    def batch(self, update: int) -> JournaledBatch:
+        """A journalled batch, whole and in order: the same every time it is asked for."""
+        ...
+
+    def record(self, record: UpdateRecord) -> bool:
+        """Keep what an update showed and cost. True: written now; False: there was a record, and that one counts."""
+        ...
+
+    def arrived(self) -> Arrived:
+        """What explorers and teacher have produced so far."""
+        ...
+
+    def backlog(self) -> int:
+        """Turns in the queue that no update has read yet."""
+        ...
+
+    def decided(self, update: int) -> Decided:
+        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        ...
+
+    def acknowledge(self, update: int, *, epoch: int) -> None:
+        """Say that a durable checkpoint holds this update and all before it: only now may they be settled."""
+        ...
+
+    def settle(self, update: int, *, epoch: int) -> int:
+        """Drop the tokens of all turns that left by this update, which must be acknowledged; returns how many."""
+        ...

@@ -1,0 +1,333 @@
+"""Writing a store: what explorers, teachers and the learner of a run may do, on a SQLite file.
+
+Promises, with any process killed at any moment: a rollout whose `put` returned is there, whole; a batch is journalled
+before anyone trains on it and comes back identical; every turn has exactly one fate. Every writing method is one
+transaction: when it raises, nothing has changed.
+
+A Store belongs to the thread and the process that opened it; open one in each.
+"""
+
+from itertools import groupby
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from divopd.composers.composer import Composer, Decision, candidate_of
+from divopd.curricula import Outcome
+from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
+from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
+from divopd.store.faces import Ledger, Queue
+from divopd.store.journal import (
+    Arrived,
+    Decided,
+    JournaledBatch,
+    JournalEntry,
+    Key,
+    StoredTurn,
+    encode_entry,
+    entry_of,
+    exits_of,
+    to_json_bytes,
+)
+from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_turn
+from divopd.store.reader import BY_ARRIVAL, RecordKind, StoreReader, read_fresh, stored_turn
+from divopd.store.schema import connect, create_file, store_path
+from divopd.store.session import entry_digest, rollout_digest, seal
+from divopd.turns import Rollout, Turn, turn_from_json
+
+
+class Store(StoreReader):
+    """The queue, the journal and the recording of one run. Explorers and teachers put; one learner composes."""
+
+    @classmethod
+    def create(cls, path: Path | str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> "Store":
+        """Make a new store and open it; an existing file is never replaced."""
+        create_file(Path(path))
+        return cls.open(path, synchronous=synchronous)
+
+    @classmethod
+    def open(cls, run: Path | str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> "Store":
+        """Open the store of a run (its folder, or the store file itself) for reading and writing.
+
+        With `synchronous` NORMAL a power cut may take back the last puts; a killed process never does.
+        """
+        path = store_path(run)
+        store = cls(path, connect(path, mode="rw"))
+        store._db.execute(f"PRAGMA synchronous = {'NORMAL' if synchronous == 'NORMAL' else 'FULL'}")
+        return store
+
+    # ── explorers and teachers ────────────────────────────────────────────────────────────────────────────────────
+
+    def reserve(self, count: int) -> range:
+        """Numbers for the next rollouts of an explorer, counted from 0; none is given twice."""
+        with self._transaction():
+            end = self._one(
+                "UPDATE state SET started_rollouts = started_rollouts + ? RETURNING started_rollouts", count
+            )
+        return range(end - count, end)
+
+    def offer(self, rollout: Rollout, *, generated_tokens: int) -> None:
+        """Keep a rollout that has ended, durably, until the teacher has scored it and it is `put`.
+
+        Offering it again, or after it was put, changes nothing.
+        """
+        content = encode_rollout(rollout)
+        with self._transaction():
+            if self._one("SELECT 1 FROM rollouts WHERE id = ?", rollout.id) is None:
+                row = (rollout.id, content, seal(content, rollout.id))
+                added = self._db.execute("INSERT OR IGNORE INTO unscored (id, content, digest) VALUES (?, ?, ?)", row)
+                tokens = generated_tokens * added.rowcount
+                self._db.execute("UPDATE state SET generated_tokens = generated_tokens + ?", (tokens,))
+
+    def unscored(self, limit: int) -> list[Rollout]:
+        """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
+        query = "SELECT id, content, digest FROM unscored ORDER BY number DESC LIMIT ?"
+        with self.snapshot():
+            rows = self._db.execute(query, (limit,)).fetchall()
+        return [self._unsealed(decode_rollout, content, digest, name) for name, content, digest in rows]
+
+    def put(self, rollout: Rollout, *, available_at: int | None = None) -> bool:
+        """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
+
+        It no longer waits for the teacher then. The same id with another content raises a ConflictError.
+        `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
+        """
+        rows = [_row_of(turn) for turn in rollout.turns]  # measured before the lock is taken
+        digest = rollout_digest(rollout.id, rollout.task, rollout.version, (row[:3] for row in rows))
+        with self._transaction():
+            known = self._one("SELECT digest FROM rollouts WHERE id = ?", rollout.id)
+            if known == digest:
+                return False
+            if known is not None:
+                raise ConflictError(f"rollout {rollout.id!r} was put before with another content; use a new id")
+            self._db.execute("DELETE FROM unscored WHERE id = ?", (rollout.id,))
+            self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
+        return True
+
+    def _arrival_update(self, rollout: Rollout, asked: int | None) -> int:
+        """The first update that may read the rollout. It never falls with arrival: a replay must see the same queue."""
+        last = self._one("SELECT available_at FROM rollouts ORDER BY number DESC LIMIT 1", default=0)
+        earliest = max(self.updates, last)
+        if asked is not None and asked < earliest:
+            raise InputError(
+                f"rollout {rollout.id!r}: available_at is {asked}, but the queue has come to update {earliest}; "
+                "put rollouts in the order in which they become available"
+            )
+        chosen = earliest if asked is None else asked
+        newest = max(turn.version for turn in rollout.turns)
+        if newest > chosen:
+            raise TurnFormatError(
+                f"rollout {rollout.id!r}: version {newest} is above available_at {chosen}; "
+                "a turn cannot be queued before the policy that generated it exists"
+            )
+        return chosen
+
+    def _insert(self, rollout: Rollout, available_at: int, digest: bytes, rows: list[tuple[Any, ...]]) -> None:
+        put = (available_at, *_ending_of(rollout))
+        number = self._db.execute(
+            "INSERT INTO rollouts (id, task, version, available_at, success, reward, turns, digest, seal) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (rollout.id, rollout.task, rollout.version, *put, len(rows), digest, seal(digest, *put)),
+        ).lastrowid
+        first = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'turns'", default=0) + 1
+        self._db.executemany(
+            "INSERT INTO turns (arrival, rollout, turn, version, digest, reason, disagreement, tokens, valid_tokens) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ((first + place, number, *row[:-1]) for place, row in enumerate(rows)),
+        )
+        payloads = ((first + place, row[-1]) for place, row in enumerate(rows))
+        self._db.executemany("INSERT INTO payloads (arrival, payload) VALUES (?, ?)", payloads)
+
+    def outcomes(self, *, after: int) -> list[Outcome]:
+        """How the rollouts ended that arrived after number `after`, in order of arrival; 0 asks for all of them."""
+        query = """SELECT r.number, r.version, r.success, t.disagreement
+            FROM rollouts r CROSS JOIN turns t ON t.rollout = r.number WHERE r.number > ? ORDER BY r.number, t.turn"""
+        with self.snapshot():
+            rows = self._db.execute(query, (after,)).fetchall()
+        return [
+            Outcome(number, version, bool(success), tuple(disagreement for *_, disagreement in turns))
+            for (number, version, success), turns in groupby(rows, key=lambda row: row[:3])
+        ]
+
+    # ── the learner ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_learner(self) -> int:
+        """Become the learner of this run: the returned epoch fences every learner that began before."""
+        with self._transaction():
+            return self._one("UPDATE state SET epoch = epoch + 1 RETURNING epoch")
+
+    def rows(self, composer: Composer, *, update: int) -> int:
+        """How many rows this composer could choose from now: by it a learner knows whether to wait.
+
+        Stale turns do not count, and for a composer with a gate neither do invalid ones.
+        """
+        oldest = composer.oldest_version(update)
+        with self.snapshot():
+            pool = self._read_pool(composer, update)
+        return sum(turn.version >= oldest and (turn.reason is None or not composer.gated) for turn in pool)
+
+    def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
+        """Read the queue, decide the batch of this update and journal it, in one transaction; then serve it.
+
+        `update` must be the next one. A FencedError means that another learner has begun: stop.
+        """
+        with self._transaction():
+            self._check_epoch(epoch)
+            if update != self.updates:
+                raise StoreError(f"{self.path}: asked to compose update {update}, but the next one is {self.updates}")
+            pool = {turn.key: turn for turn in self._read_pool(composer, update)}
+            decision = composer.decide([turn.candidate(update=update) for turn in pool.values()], update=update)
+            _check_complete(decision, pool, method=composer.settings.method)
+            # pending turns lie below the watermark, fresh ones above it
+            watermark = max([self._watermark(), *(turn.arrival for turn in pool.values())])
+            self._write_fates(decision, pool, update)
+            self._write_entry(entry_of(decision, update=update, composer=composer, watermark=watermark))
+        return self.batch(update)
+
+    def acknowledge(self, update: int, *, epoch: int) -> None:
+        """Say that a durable checkpoint holds this update and all before it: only now may they be settled.
+
+        To say it of an older update changes nothing.
+        """
+        with self._transaction():
+            self._check_epoch(epoch)
+            self._check_journaled(update)
+            self._db.execute("UPDATE state SET acknowledged_updates = max(acknowledged_updates, ?)", (update + 1,))
+
+    def settle(self, update: int, *, epoch: int) -> int:
+        """Drop the tokens of all turns that left by this update, which must be acknowledged; returns how many.
+
+        Fates, keys and the journal stay. A run that never settles keeps everything, as its own recording.
+        """
+        with self._transaction():
+            self._check_epoch(epoch)
+            state = "SELECT acknowledged_updates, settled_updates FROM state"
+            acknowledged, settled = self._db.execute(state).fetchone()
+            if update >= acknowledged:
+                raise StoreError(
+                    f"{self.path}: asked to settle update {update}, but checkpoints hold {acknowledged} updates; "
+                    "acknowledge the update first"
+                )
+            self._db.execute("UPDATE state SET settled_updates = max(settled_updates, ?)", (update + 1,))
+            left = "SELECT arrival FROM turns WHERE fate_update BETWEEN ? AND ?"
+            return self._db.execute(f"DELETE FROM payloads WHERE arrival IN ({left})", (settled, update)).rowcount
+
+    def _read_pool(self, composer: Composer, update: int) -> list[StoredTurn]:
+        """Pending turns, then those read now, each in arrival order."""
+        pending = self._stored(BY_ARRIVAL + "WHERE t.fate = 'pending' ORDER BY t.arrival")
+        queue = self._db.execute(BY_ARRIVAL + "WHERE t.arrival > ? ORDER BY t.arrival", (self._watermark(),))
+        fresh = read_fresh(map(stored_turn, queue), composer=composer, update=update, pending=pending)
+        queue.close()
+        return pending + fresh
+
+    def _check_epoch(self, epoch: int) -> None:
+        current = self._one("SELECT epoch FROM state")
+        if epoch != current:
+            raise FencedError(f"{self.path}: learner {epoch} was replaced by learner {current}; stop this one")
+
+    def _write_fates(self, decision: Decision, pool: dict[Key, StoredTurn], update: int) -> None:
+        rows: list[tuple[str, int | None, int, int]] = [
+            (fate, update, c.first_seen, pool[c.key].arrival) for fate, left in exits_of(decision).items() for c in left
+        ]
+        fresh = (c for c in decision.pending if pool[c.key].first_seen is None)
+        rows += [("pending", None, update, pool[c.key].arrival) for c in fresh]
+        self._db.executemany("UPDATE turns SET fate = ?, fate_update = ?, first_seen = ? WHERE arrival = ?", rows)
+
+    def _write_entry(self, entry: JournalEntry) -> None:
+        settings, record = encode_entry(entry)
+        before = self._one("SELECT digest FROM updates ORDER BY number DESC LIMIT 1", default=b"")
+        digest = entry_digest(before, entry.update, entry.watermark, settings, record)
+        self._db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (digest_of(settings), settings))
+        row = (entry.update, entry.watermark, digest_of(settings), record, digest)
+        self._db.execute(
+            "INSERT INTO updates (number, watermark, settings, record, digest) VALUES (?, ?, ?, ?, ?)", row
+        )
+
+    # ── records, counts and notes ─────────────────────────────────────────────────────────────────────────────────
+
+    def record(self, record: UpdateRecord) -> bool:
+        """Keep what an update showed and cost. True: written now; False: there was a record, and that one counts."""
+        return self._keep("update", record.update, encode_update(record))
+
+    def record_evaluation(self, record: EvaluationRecord) -> bool:
+        """Keep the evaluation of a policy version. True: written now; False: there was one, and that one counts."""
+        return self._keep("evaluation", record.version, encode_evaluation(record))
+
+    def _keep(self, kind: RecordKind, number: int, data: dict[str, Any]) -> bool:
+        text = to_json_bytes(data)
+        row = (kind, number, text, seal(text, kind, number))
+        with self._transaction():
+            insert = "INSERT OR IGNORE INTO records (kind, number, json, digest) VALUES (?, ?, ?, ?)"
+            return self._db.execute(insert, row).rowcount == 1
+
+    def arrived(self) -> Arrived:
+        """What explorers and teacher have produced so far."""
+        query = "SELECT (SELECT count(*) FROM rollouts), count(*), sum(tokens) FROM turns"
+        with self.snapshot():
+            rollouts, turns, scored = self._db.execute(query).fetchone()
+            return Arrived(rollouts, turns, self._one("SELECT generated_tokens FROM state"), scored or 0)
+
+    def rollouts(self, *, available_by: int) -> int:
+        """How many rollouts had arrived when this update was composed, or by now if it was not."""
+        with self.snapshot():
+            return self._one("SELECT count(*) FROM rollouts WHERE available_at <= ?", available_by)
+
+    def decided(self, update: int) -> Decided:
+        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        query = (
+            "SELECT min(CASE t.fate WHEN 'trained' THEN t.fate_update END), max(t.fate_update IS NULL), "
+            "max(t.fate_update) FROM rollouts r JOIN turns t ON t.rollout = r.number "
+            "WHERE r.id = ? AND t.reason IS NULL"
+        )
+        with self.snapshot():
+            entry = self._entry(update)[0]
+            names = {name for name, _ in (*entry.selected, *entry.stale, *entry.aged_out)}
+            found = [self._db.execute(query, (name,)).fetchone() for name in names]
+        used = sum(first_trained == update for first_trained, _, _ in found)
+        return Decided(used, sum(first is None and not left and last == update for first, left, last in found))
+
+    def note(self, kind: str, event: dict[str, Any]) -> None:
+        """Append what happened (a start, a wait, a lost environment) to the log of the run."""
+        text = to_json_bytes(event)
+        with self._transaction():
+            row = (kind, text, seal(text, kind))
+            self._db.execute("INSERT INTO events (kind, json, digest) VALUES (?, ?, ?)", row)
+
+
+if TYPE_CHECKING:
+
+    def _all_faces(store: Store) -> tuple[Queue, Ledger]:  # pyright: ignore[reportUnusedFunction] - checked, not called
+        """A Store can be handed to every role as it is."""
+        return store, store
+
+
+def _row_of(turn: Turn) -> tuple[Any, ...]:
+    """(turn, version, digest, reason, disagreement, tokens, valid tokens, payload): all that put computes of a turn."""
+    light = {name: getattr(turn, name) for name in ("rollout", "turn", "task", "version", "prompt_truncated")}
+    light |= {name: getattr(turn, name) for name in ("reward", "success", "rollout_turns")}
+    # the lists are checked by encode_turn, available_at by _arrival_update
+    turn_from_json(light | {"available_at": turn.version}, where=f"rollout {turn.rollout!r}")
+    payload = encode_turn(turn)
+    candidate = candidate_of(turn, first_seen=0)
+    measured = (candidate.reason, candidate.disagreement, candidate.tokens, candidate.valid_tokens)
+    return (turn.turn, turn.version, digest_of(payload), *measured, payload)
+
+
+def _ending_of(rollout: Rollout) -> tuple[int | None, float | None]:
+    """(success, reward) as the columns hold them; every turn says how its rollout ended."""
+    first = rollout.turns[0]
+    # SQLite knows neither NaN nor a negative zero
+    reward = None if first.reward is None or isnan(first.reward) else first.reward + 0.0
+    return None if first.success is None else int(first.success), reward
+
+
+def _check_complete(decision: Decision, pool: dict[Key, StoredTurn], *, method: str) -> None:
+    """A user's own composer may have bugs; a turn that is lost or taken twice must not reach the journal."""
+    parts = (decision.selected, decision.stale, decision.invalid, decision.aged_out, decision.pending)
+    keys = [candidate.key for part in parts for candidate in part]
+    rows = len(decision.selected)
+    if len(keys) != len(pool) or set(keys) != pool.keys() or {len(decision.weights), len(decision.passes)} != {rows}:
+        raise StoreError(
+            f"method {method!r} lost a turn of its pool, or returned one twice ({len(keys)} for {len(pool)}); a "
+            "composer puts every turn of the pool into exactly one list, with a weight and a pass for each selected one"
+        )
