@@ -18,7 +18,7 @@ ARGUMENTS = (
 )
 VIEWS = {
     "learning": "Learning",
-    "cost": "Cost to τ",
+    "cost": "Cost to a target",
     "batches": "Batches",
     "flow": "Flow of turns",
     "use": "Use of experience",

@@ -78,6 +78,61 @@ def test_a_target_that_is_never_reached_costs_nothing_known(tmp_path: Path) -> N
     assert "below 5 %" in comparison.notes[0]
 
 
+def test_cost_to_several_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that peaks a point below vanilla misses τ, and its cost to the lower targets is told all the same."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 55, 76])
+    divopd = make_run(tmp_path / "divopd", rates=[10, 62, 74])
+    comparison = compared(vanilla, divopd)
+    assert (comparison.target, comparison.targets) == (75, (50, 60, 70, 75))
+    first, second = comparison.standings
+    assert [one.version for one in first.to_targets] == [3, 6, 6, 6]
+    assert [one.version for one in second.to_targets] == [3, 3, 6, None]
+    assert [one.ratios["elapsed_s"] for one in second.to_targets] == [1, 2, 1, None]
+    sixty = second.to_targets[1]
+    assert (sixty.target, sixty.costs and sixty.costs.elapsed_s) == (60, 30)
+    assert second.to_targets[-1].costs is None
+    assert call(vanilla, divopd) == 0
+    out = capsys.readouterr().out
+    [line] = [line for line in out.splitlines() if "50 %" in line]
+    assert "nAUC@6" in line
+    assert all(target in line for target in ("60 %", "70 %", "75 % (τ)"))
+    assert f"update 3, {sixty.ratios['trained_tokens']:.2f}×" in out
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" divopd") and "reached" in line] == [
+        ["not", "reached"],
+        ["–", "–"],
+    ]
+
+
+def test_targets_that_nobody_reaches_are_not_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without any target from vanilla the fixed ones are still shown."""
+    flat = make_run(tmp_path / "flat", method="vanilla", rates=[4, 4])
+    comparison = compared(flat)
+    assert (comparison.target, comparison.targets) == (0, (50, 60, 70))
+    assert [one.costs for one in comparison.standings[0].to_targets] == [None] * 3
+    assert call(flat) == 0
+    assert capsys.readouterr().out.count("not reached") == 3
+
+
+def test_dead_rows_are_not_trained_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What vanilla trains as dead rows and divopd discards as invalid is told apart from what taught something."""
+    folders = [make_run(tmp_path / method, method=method, rollouts=9) for method in ("vanilla", "divopd")]
+    vanilla, divopd = (one.fates for one in compared(*folders).standings)
+    for folder, fates in zip(folders, (vanilla, divopd), strict=True):
+        with Store.open_read_only(folder) as store:
+            turns = list(store.stored_turns())
+            assert sum(fates.values()) == store.account().put == len(turns)
+        assert fates["trained"] == sum(turn.fate.kind == "trained" and turn.reason is None for turn in turns)
+        assert fates["dead"] == sum(turn.fate.kind == "trained" and turn.reason is not None for turn in turns)
+    assert vanilla["dead"] > 0
+    assert vanilla["invalid"] == 0
+    assert divopd["dead"] == 0
+    assert divopd["invalid"] > 0
+    assert call(*folders) == 0
+    [put] = {sum(vanilla.values()), sum(divopd.values())}
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["vanilla", str(put)])
+    assert line.split()[2:4] == [f"{vanilla['trained'] / put:.1%}", f"{vanilla['dead'] / put:.1%}"]
+
+
 @pytest.mark.parametrize("method", ["vanilla", "divopd", "divopd-adaptive"])
 def test_use_of_experience_equals_the_replay(tmp_path: Path, method: str) -> None:
     """Never selected, bound and Gini read from a run are those of a replay of its recording."""

@@ -12,6 +12,7 @@ from divopd.config_files import read_layers
 from divopd.errors import InputError, NotAStoreError
 from divopd.journal import Account
 from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
+from divopd.report.fates import shown_fates
 from divopd.report.gauge import elapsed_s
 from divopd.store import store_path
 from divopd.store_views import RolloutTally, StoreViews
@@ -55,6 +56,12 @@ class RunFigures:
     costs: Costs
     utilization: Utilization
     account: Account
+    dead_rows: int  # of the trained turns of the account
+
+    @property
+    def fates(self) -> dict[str, int]:
+        """Where all turns are, dead rows by themselves."""
+        return shown_fates(self.account, dead=self.dead_rows)
 
     @property
     def rates(self) -> list[float]:
@@ -82,6 +89,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
             raise InputError(f"{folder}: this run has not recorded an update; expected a run of `divopd train`")
         settings = store.journal(0).settings
         rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
+        dead_rows = sum(store.dead_rows().values())
         used = utilization_so_far(rollouts, settings, updates=store.updates)
     try:
         costs = costs_by_version(updates)
@@ -106,6 +114,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         costs=costs[max(costs)],
         utilization=used,
         account=account,
+        dead_rows=dead_rows,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from divopd.errors import InputError, NotAStoreError
 from divopd.metrics import BatchFigures, figures_of_shares
 from divopd.report.explanation import explain
+from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
 from divopd.report.run_comparison import flat_settings
 from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
@@ -162,7 +163,9 @@ def _arrived(store: StoreViews) -> tuple[list[int], list[int], list[int]]:
 
 def flow(store: StoreViews) -> Json:
     """Where every turn went."""
-    return {"account": store.account()._asdict(), "reasons": store.reasons()}
+    account, dead = store.account(), store.dead_rows()
+    fates = shown_fates(account, dead=sum(dead.values()))
+    return {"account": account._asdict(), "fates": fates, "reasons": store.reasons(), "dead": dead}
 
 
 def experience(store: StoreViews) -> Json:
