@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,15 @@ def test_what_is_missing_is_told_with_its_command(tmp_path: Path) -> None:
     ready = [json.loads(line) for line in run_envs("--json").splitlines()]
     assert {line["environment"] for line in ready} == set(ENVIRONMENTS)
     assert next(line for line in ready if line["environment"] == "alfworld-small")["missing"] == []
+
+
+def test_what_to_install_can_be_installed_from_a_clone() -> None:
+    """The package is on no registry: every hint names an extra of this repository, to be installed in its folder."""
+    extras = metadata("divopd").get_all("Provides-Extra") or []
+    for entry in ENVIRONMENTS.values():
+        assert set(re.findall(r"pip install (.*?\])", entry.install)) <= {f"-e '.[{extra}]" for extra in extras}
+        assert ("pip install" in entry.install) == (entry.install != "nothing to install")
+        assert "divopd[" not in entry.install
 
 
 def test_unknown_names_are_errors() -> None:
