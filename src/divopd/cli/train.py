@@ -33,7 +33,13 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(folder / "config.yaml")
     else:
         config = load_config(args.config, args.set)
-        folder = args.out or Path("runs") / f"{args.config.parent.name}-{config.method}-seed{config.seed}"
+        setting = args.config.resolve().parent.name or args.config.stem
+        folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
+    if not args.dry_run:
+        from divopd.planning import check_start
+
+        for note in check_start(config):
+            print(f"divopd: {note}", file=sys.stderr)
     if args.dry_run:
         from divopd.planning import make_plan
 
