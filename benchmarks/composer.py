@@ -9,7 +9,8 @@ import time
 from random import Random
 from typing import NamedTuple
 
-from divopd.composers import Candidate, candidate_of, make_composer
+from divopd.composers import Candidate, candidate_of
+from divopd.methods import make_composer
 from divopd.synth import PRESETS, synthesize
 
 PAPER = 256  # turns in the paper's pool

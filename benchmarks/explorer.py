@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from divopd.demonstrations import Slips, demonstrate, texts
+from divopd.bootstrap.demonstrations import Slips, demonstrate, texts
 from divopd.environments import make_environment, tasks
 from divopd.explorer import Acting, Played, Start, play
 from divopd.models.policy import Response

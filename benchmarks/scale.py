@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.store import Store
 from divopd.synth import PRESETS, QueueModel, mean_turns, synthesize
 from divopd.turns import Rollout, Turn, group_into_rollouts

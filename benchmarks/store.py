@@ -19,7 +19,7 @@ from statistics import median
 from threading import Thread
 from typing import Any, NamedTuple
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.store import Store
 from divopd.turns import Rollout, Turn, turn_from_json, turn_to_json
 

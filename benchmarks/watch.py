@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.replay import journal_replay
 from divopd.report.page.server import make_server
 from divopd.store import Store

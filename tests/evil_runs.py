@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.store import Store
 from divopd.turns import Rollout, Turn
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.metrics import batch_figures
 from divopd.store import Store
 from store_processes import make_rollout

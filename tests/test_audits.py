@@ -238,7 +238,8 @@ def test_the_expectation_of_base_is_the_mean_of_its_draws() -> None:
     """Over many seeds the mean gradient of divopd-base comes to Σ n_r/B ḡ_r (the paper's coverage identity)."""
     torch = pytest.importorskip("torch")
     from divopd.audits.geometry import expected_base
-    from divopd.composers import candidate_of, make_composer
+    from divopd.composers import candidate_of
+from divopd.methods import make_composer
 
     sizes = {"a": 5, "b": 2, "c": 3}
     turns = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divopd.cli import compare
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.errors import InputError
 from divopd.replay import load_recording, replay, utilization_of
 from divopd.report.run_comparison import RunComparison, compare_runs

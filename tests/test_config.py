@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the configuration holds settings of the learner (extra train)")
 
-from divopd.composers import METHODS
+from divopd.methods import METHODS
 from divopd.config import Config, load_config
 from divopd.errors import InputError
 from divopd.models.optimization import Optimization

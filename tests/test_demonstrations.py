@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coin_hunt import CoinHunt, Guide
-from divopd.demonstrations import (
+from divopd.bootstrap.demonstrations import (
     Demonstration,
     LabelledTurn,
     Slips,

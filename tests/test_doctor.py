@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from divopd.cli import doctor
-from divopd.machine import cores, free_disk, free_memory, in_bytes
+from divopd.plan.machine import cores, free_disk, free_memory, in_bytes
 
 
 def test_the_core_works_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from divopd.config import load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
-from divopd.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
+from divopd.bootstrap.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.pipeline.evaluator import Evaluator  # noqa: E402

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from divopd.audits.ledger import audit_ledger
-from divopd.composers import METHODS
+from divopd.methods import METHODS
 from divopd.errors import DivopdError
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveRun

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from divopd.composers import Composer, make_composer
+from divopd.composers import Composer
+from divopd.methods import make_composer
 
 README = Path(__file__).parents[1] / "README.md"
 

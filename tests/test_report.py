@@ -18,7 +18,7 @@ from divopd.report.fates import why
 from divopd.report.page import data, static, write_report
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
-from divopd.store_views import FATES, StoreViews
+from divopd.store.views import FATES, StoreViews
 from evil_runs import SCRIPT, TASK, make_evil_run
 from fake_runs import make_run
 

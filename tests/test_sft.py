@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from coin_hunt import CoinHunt, Guide  # noqa: E402
 from divopd.cli import sft as command  # noqa: E402
-from divopd.demonstrations import Slips, demonstrate, encode  # noqa: E402
+from divopd.bootstrap.demonstrations import Slips, demonstrate, encode  # noqa: E402
 from divopd.errors import EnvironmentFailure, InputError  # noqa: E402
 from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate  # noqa: E402
 from divopd.models.attention import Packed  # noqa: E402
@@ -21,7 +21,7 @@ from divopd.models.policy import Response  # noqa: E402
 from divopd.models.tiny import TinySize  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy, hidden_states  # noqa: E402
 from divopd.prompts import Codec, PromptStyle  # noqa: E402
-from divopd.sft import (  # noqa: E402
+from divopd.bootstrap.sft import (  # noqa: E402
     Evaluations,
     Lessons,
     SftSettings,

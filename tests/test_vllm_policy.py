@@ -17,7 +17,7 @@ import torch
 from divopd.audits.ledger import audit_ledger
 from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.config import Config, load_config
-from divopd.embedded import model_folder
+from divopd.bootstrap.embedded import model_folder
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
 from divopd.explorer import rows_of
 from divopd.learner.torch_learner import TorchLearner

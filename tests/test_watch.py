@@ -23,7 +23,7 @@ from divopd.report.page.server import make_server
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
 from divopd.store import Store
-from divopd.store_views import StoreViews
+from divopd.store.views import StoreViews
 from evil_runs import SCRIPT, make_evil_run
 from fake_runs import make_run
 

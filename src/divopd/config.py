@@ -29,7 +29,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from divopd.composers import METHODS, Composer, Settings
+from divopd.composers import Composer, Settings
+from divopd.methods import METHODS
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError

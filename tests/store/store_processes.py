@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.composers.composer import Composer
 from divopd.store import Ledger, Queue, Store
 from divopd.turns import Rollout, Turn, turn_to_json

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from store_processes import fill, make_rollout, make_test_composer
 
-from divopd.composers import METHODS, make_composer
+from divopd.methods import METHODS, make_composer
 from divopd.composers.arrival import Vanilla
 from divopd.composers.composer import Candidate, Composer, Selection, Settings, candidate_of
 from divopd.composers.rollout_first import DivOPD

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_processes import make_rollout
 
 from divopd.audits.ledger import audit_ledger
-from divopd.composers import METHODS, make_composer
+from divopd.methods import METHODS, make_composer
 from divopd.errors import DivopdError
 from divopd.store import JournaledBatch, Store
 from divopd.turns import Rollout

@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from divopd.composers import make_composer
+from divopd.methods import make_composer
 from divopd.composers.composer import Candidate, candidate_of
 from divopd.errors import InputError, LedgerError
-from divopd.journal import Account, JournalEntry, Key, StoredTurn, entry_of, exits_of
-from divopd.store_reader import StoreReader, read_fresh
+from divopd.store.journal import Account, JournalEntry, Key, StoredTurn, entry_of, exits_of
+from divopd.store.reader import StoreReader, read_fresh
 from divopd.turns import Fate
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from divopd.composers import METHODS, Composer, Settings
+from divopd.composers import Composer, Settings
+from divopd.methods import METHODS
 from divopd.replay import Recording, recording_of
 from divopd.store import Store, is_store
 from divopd.turns import Turn, read_turns

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from divopd.demonstrations import Example, Labels, Slips, demonstrate, encode, texts
+from divopd.bootstrap.demonstrations import Example, Labels, Slips, demonstrate, encode, texts
 from divopd.environments import find_entry, tasks
 from divopd.errors import InputError
 from divopd.evaluation import Evaluation, Setting, success_rate

@@ -53,7 +53,7 @@ def check_core() -> Check:
     """Compose a batch and open a store: what everything else stands on."""
     use = "everything"
     try:
-        from divopd.composers import make_composer
+        from divopd.methods import make_composer
         from divopd.store import Store
         from divopd.synth import PRESETS, synthesize
 
@@ -126,7 +126,7 @@ def check_data() -> list[Check]:
 
 def describe_machine() -> dict[str, str | int | None]:
     """Python, system, cores, free memory and free disk here, in bytes."""
-    from divopd.machine import cores, free_disk, free_memory
+    from divopd.plan.machine import cores, free_disk, free_memory
 
     return {
         "python": platform.python_version(),
@@ -149,7 +149,7 @@ def _print(checks: list[Check], machine: dict[str, str | int | None]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from divopd.machine import in_bytes
+    from divopd.plan.machine import in_bytes
 
     memory, disk = machine["free_memory_bytes"], machine["free_disk_bytes"]
     free = "unknown" if memory is None else in_bytes(int(memory))

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import json
 
-from divopd.composers import EXPLORER_PARTS, METHODS, make_composer
+from divopd.methods import METHODS, make_composer
 
 HELP = "List the composers: what each one gates, how it orders, what it keeps."
 EXAMPLE = "divopd methods"
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 def _describe(name: str) -> dict[str, str | bool | int]:
     composer = make_composer(name)
     what = (inspect.getdoc(type(composer)) or "").splitlines()[0].rstrip(".")
-    extra = EXPLORER_PARTS.get(name)
+    extra = METHODS[name].explorers
     return {
         "method": name,
         "gated": composer.gated,

@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from divopd.composers import METHODS, Composer, Decision, make_composer
+from divopd.composers import Composer, Decision
+from divopd.methods import METHODS, make_composer
 from divopd.errors import InputError
 from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay
 

@@ -9,7 +9,7 @@ from divopd.errors import InputError
 
 if TYPE_CHECKING:
     from divopd.models.transformers_policy import TransformersPolicy
-    from divopd.sft import Lessons
+    from divopd.bootstrap.sft import Lessons
 
 HELP = "Fine-tune a model on rollouts of an environment's expert (a teacher), or of a weak policy (a weak student)."
 EXAMPLE = """divopd sft alfworld-small --out teacher --until 90
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from divopd.models.tiny import save_model
-    from divopd.sft import Evaluations, SftSettings, teach
+    from divopd.bootstrap.sft import Evaluations, SftSettings, teach
 
     torch.set_num_threads(args.threads)
     lessons = _lessons(args)
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lessons(args: argparse.Namespace) -> "Lessons":
-    from divopd.demonstrations import Slips
+    from divopd.bootstrap.demonstrations import Slips
     from divopd.prompts import style_for
-    from divopd.sft import Lessons
+    from divopd.bootstrap.sft import Lessons
 
     given = {name: getattr(args, name) for name in ("plausible", "random", "repeat")}
     slips = Slips(**{name: share for name, share in given.items() if share is not None})
@@ -100,7 +100,7 @@ def _lessons(args: argparse.Namespace) -> "Lessons":
 
 def _policy(args: argparse.Namespace, lessons: "Lessons") -> "TransformersPolicy":
     from divopd.models.transformers_policy import TransformersPolicy
-    from divopd.sft import new_policy
+    from divopd.bootstrap.sft import new_policy
 
     return new_policy(lessons, seed=args.seed) if args.start is None else TransformersPolicy.load(args.start)
 
@@ -124,7 +124,7 @@ class _Progress:
         self._bar.stop()
 
     def report(self, figures: object) -> None:
-        from divopd.sft import SftUpdate
+        from divopd.bootstrap.sft import SftUpdate
 
         assert isinstance(figures, SftUpdate)
         self._bar.update(self._task, completed=figures.update + 1, description=f"loss {figures.loss:.3f}")

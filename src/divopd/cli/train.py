@@ -36,12 +36,12 @@ def run(args: argparse.Namespace) -> int:
         setting = args.config.resolve().parent.name or args.config.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
     if not args.dry_run:
-        from divopd.planning import check_start
+        from divopd.plan.dry_run import check_start
 
         for note in check_start(config):
             print(f"divopd: {note}", file=sys.stderr)
     if args.dry_run:
-        from divopd.planning import make_plan
+        from divopd.plan.dry_run import make_plan
 
         plan = make_plan(config, out=folder)
         print("\n".join(plan.lines))

@@ -9,7 +9,7 @@ from typing import Any
 
 from divopd.errors import InputError
 from divopd.experiments.wanted import Wanted, same_settings
-from divopd.journal import Account
+from divopd.store.journal import Account
 from divopd.metrics import BatchFigures, Utilization, mean_of_last
 from divopd.report.run_comparison import CURRENCIES, Standing, compare_runs
 from divopd.report.runs import Costs, Evaluated, RunFigures, read_run

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from divopd.embedded import model_folder
+from divopd.bootstrap.embedded import model_folder
 from divopd.errors import InputError
 from divopd.experiments.arms import ARMS, SETTINGS
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from divopd.config import Config, ModelPart
-from divopd.embedded import model_folder
+from divopd.bootstrap.embedded import model_folder
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
-from divopd.forecast import (
+from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
     Forecast,
@@ -32,7 +32,7 @@ from divopd.forecast import (
     sample_rollouts,
 )
 from divopd.loggers import require
-from divopd.machine import free_disk, free_memory, in_bytes
+from divopd.plan.machine import free_disk, free_memory, in_bytes
 from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from divopd.composers import EXPLORER_PARTS, Composer, Decision
+from divopd.composers import Composer, Decision
+from divopd.methods import METHODS
 from divopd.composers.composer import counted_reasons
 from divopd.errors import InputError, MissingExtraError
 from divopd.metrics import BatchFigures, Utilization, batch_figures, mean_of_last
@@ -79,7 +80,7 @@ def _notes(recording: Recording, comparison: Mapping[str, Replayed]) -> list[str
     turns = [entry.candidate for entry in recording.turns]
     if all(turn.reason for turn in turns):
         notes = [f"nothing to train: all {len(turns)} turns are invalid ({counted_reasons(turns)})"]
-    if acting := [name for name in comparison if name in EXPLORER_PARTS]:
+    if acting := [name for name in comparison if METHODS[name].explorers]:
         do = "does" if len(acting) == 1 else "do"
         notes.append(
             f"a replay cannot show what {' and '.join(acting)} {do} in the explorer: only the composer is here"

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from divopd.composers import METHODS
-from divopd.journal import JournalEntry, StoredTurn
-from divopd.store_reader import StoreReader
+from divopd.methods import METHODS
+from divopd.store.journal import JournalEntry, StoredTurn
+from divopd.store.reader import StoreReader
 
 
 def explain(store: StoreReader, update: int) -> dict[str, Any]:

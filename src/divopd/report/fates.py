@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from divopd.journal import Account, JournalEntry, StoredTurn
-from divopd.store_reader import StoreReader
+from divopd.store.journal import Account, JournalEntry, StoredTurn
+from divopd.store.reader import StoreReader
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from divopd.composers import METHODS
+from divopd.methods import METHODS
 from divopd.composers.adaptive import DivOPDAdaptive
 from divopd.composers.composer import Settings
 from divopd.composers.rollout_first import RolloutFirst

@@ -10,13 +10,13 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
 from divopd.errors import InputError, NotAStoreError
-from divopd.journal import Account
+from divopd.store.journal import Account
 from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
 from divopd.report.fates import shown_fates
 from divopd.report.gauge import elapsed_s
 from divopd.store import is_store, store_path
-from divopd.store_schema import STORE_NAME
-from divopd.store_views import RolloutTally, StoreViews
+from divopd.store.schema import STORE_NAME
+from divopd.store.views import RolloutTally, StoreViews
 
 Clock = Literal["virtual", "wall"]
 

@@ -16,7 +16,7 @@ from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
 from divopd.report.run_comparison import flat_settings
 from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
-from divopd.store_views import StoreViews
+from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
 COMPOSITION = tuple(field.name for field in fields(BatchFigures))

@@ -21,7 +21,7 @@ from divopd.report.page.reading import read_rollout
 from divopd.report.page.static import comparison, render, style_of
 from divopd.report.page.words import Words, words_of
 from divopd.report.runs import RunFigures, named_runs, read_run, run_folders, stored_config
-from divopd.store_views import Cursor, StoreViews
+from divopd.store.views import Cursor, StoreViews
 
 UPDATES_AT_ONCE = 400  # in one answer; the page asks on
 MOST_ROWS = 200

@@ -15,7 +15,7 @@ from divopd.report.page.reading import read_rollout
 from divopd.report.page.words import words_of
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import RunFigures, named_runs, read_run, stored_config
-from divopd.store_views import StoreViews
+from divopd.store.views import StoreViews
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("vendor/modern-normalize.css", "style.css")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from divopd.embedded import model_folder
+from divopd.bootstrap.embedded import model_folder
 from divopd.errors import UnknownNameError
 
 TOKENIZER = "tokenizer.json"
