@@ -1,6 +1,7 @@
 # make demo   set up everything and run the main job on the embedded default
 # make test   set up everything and run the tests
 # make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
+# make same BASE=COMMIT  is training still the same as at that commit, to the bit? (METHODS="vanilla divopd" UPDATES=10 JOBS=1)
 # make check  format, lint, types, direction of imports
 PYTHON ?= python3
 VENV := .venv
@@ -33,7 +34,7 @@ $(VENV)/slow: $(VENV)/installed
 	.venv-vllm/bin/python -m pip install --quiet --editable '.[train]' pytest hypothesis
 	touch $@
 
-.PHONY: setup demo test test-slow check format
+.PHONY: setup demo test test-slow same check format
 
 setup: $(VENV)/installed
 
@@ -48,12 +49,16 @@ test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed
 	.venv-alfworld/bin/python -m pytest -m slow tests/test_alfworld_package.py
 	.venv-vllm/bin/python -m pytest -m slow tests/test_vllm_policy.py
 
+same: setup
+	$(if $(BASE),,$(error BASE is empty; say which commit to compare with: make same BASE=COMMIT))
+	$(BIN)/python scripts/same.py $(BASE) $(if $(METHODS),--methods $(METHODS)) --updates $(or $(UPDATES),10) --jobs $(or $(JOBS),1)
+
 check: setup
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples scripts
+	$(BIN)/ruff check src tests benchmarks examples scripts
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
 format: setup
-	$(BIN)/ruff format src tests benchmarks examples
-	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples scripts
+	$(BIN)/ruff check --fix src tests benchmarks examples scripts
