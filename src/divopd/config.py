@@ -34,10 +34,11 @@ from divopd.methods import METHODS
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
-from divopd.run.loggers import LoggerName
+from divopd.models.engine import EngineName
 from divopd.models.optimization import Lora, Optimization
 from divopd.prompts import PromptStyle, style_for
 
+LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Name = Annotated[str, Field(min_length=1)]
 SHARED = ("method", "seed", "total_updates")  # fields of the composer's settings that stand elsewhere in a file
@@ -88,7 +89,7 @@ class ModelPart(Part):
     model: Name
     dtype: Dtype = "float32"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    engine: Literal["transformers", "vllm"] = "transformers"  # that generates and scores; the learner is torch's
+    engine: EngineName = "transformers"  # that generates and scores; the learner is torch's
 
 
 class StudentPart(ModelPart):
@@ -118,6 +119,7 @@ class LearnerPart(Optimization):
     updates: int = 250
     max_wait_s: float = 600.0
     checkpoint_every: int = 10  # updates
+    keep_tokens: bool = True  # of turns that a checkpoint no longer needs; without them a run is no recording
     ranks: int = 1  # processes of one machine that share the weights (FSDP2); on CUDA each has a device of its own
 
     def __post_init__(self) -> None:
@@ -292,7 +294,7 @@ class Config(Part):
 
     def make_composer(self) -> Composer:
         """A new composer for this run."""
-        return METHODS[self.method](self.composer)
+        return METHODS[self.method].make_composer(self.composer)
 
     def resolved(self) -> dict[str, Any]:
         """Everything as plain data; the versions of the installed packages stand under `versions`."""

@@ -1,7 +1,7 @@
 """The figures of SPEC §9: of a batch, of a run, of a whole recording's use."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import exp, floor, log
 from statistics import fmean, pstdev
@@ -62,6 +62,12 @@ def figures_of_shares(shares: Sequence[Share], *, update: int) -> BatchFigures:
 def mean_of_last(values: Sequence[float], share: float = 0.4) -> float:
     """Mean over the final share of training, as the paper's diagnostics are averaged."""
     return fmean(values[-max(1, round(share * len(values))) :])
+
+
+def late_batch(batches: Sequence[BatchFigures]) -> BatchFigures:
+    """Every figure as its mean over the final 40 % of updates."""
+    names = [field.name for field in fields(BatchFigures)]
+    return BatchFigures(**{name: mean_of_last([getattr(batch, name) for batch in batches]) for name in names})
 
 
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -181,7 +181,14 @@ def check_alignment(
     return worst
 
 
-def check_lengths(policy: Engine, *, role: str, max_prompt_tokens: int, max_response_tokens: int) -> None:
+class HasContext(Protocol):
+    """Anything that says how much it can read: an engine, or the facts of a model's folder."""
+
+    @property
+    def context_length(self) -> int | None: ...
+
+
+def check_lengths(policy: HasContext, *, role: str, max_prompt_tokens: int, max_response_tokens: int) -> None:
     """The longest prompt and response must fit into the model's context."""
     longest, limit = max_prompt_tokens + max_response_tokens, policy.context_length
     if limit is not None and longest > limit:

@@ -12,6 +12,7 @@ from typing import Any
 
 from divopd.config_files import read_layers
 from divopd.errors import InputError
+from divopd.records import UpdateRecord
 from divopd.store import Store, StoreReader, is_store
 
 FATES = ("trained", "stale", "aged_out", "invalid", "pending", "queued")
@@ -57,13 +58,13 @@ def audit_cost(run: Path) -> CostAudit:
             "trained tokens by method: divopd audit utilization)"
         )
     with Store.open_read_only(run) as store, store.snapshot():
-        updates = store.figures("update")
+        updates = store.update_records()
         if not updates:
             raise InputError(f"{run}: this run has not recorded an update; expected a run of `divopd train`")
         return _account(store, updates, _stated_costs(run))
 
 
-def _account(store: StoreReader, updates: Mapping[int, Mapping[str, Any]], costs: Mapping[str, float]) -> CostAudit:
+def _account(store: StoreReader, updates: Mapping[int, UpdateRecord], costs: Mapping[str, float]) -> CostAudit:
     fates: Counter[str] = Counter()
     longest: dict[str, int] = {}
     turns = 0
@@ -72,30 +73,29 @@ def _account(store: StoreReader, updates: Mapping[int, Mapping[str, Any]], costs
         longest[turn.rollout] = max(longest.get(turn.rollout, 0), turn.tokens)
         turns += 1
     last, read = updates[max(updates)], sum(longest.values())
-    waited = sum(figures["waited_s"] for figures in updates.values())
-    virtual = "virtual_s" in last
     stages: Counter[str] = Counter()
-    for figures in updates.values():
-        stages.update(figures["learner"]["seconds"])
+    for record in updates.values():
+        stages.update(record.learner.seconds if record.learner else {})
+    stated = costs if last.clock == "virtual" else {}
     acting = {
         "rollout_s": len(longest),
         "environment_step_s": turns,
         "read_token_s": read,
-        "generated_token_s": last["spent"]["generated_tokens"],
+        "generated_token_s": last.spent.generated_tokens,
     }
     return CostAudit(
         updates=len(updates),
-        trained_tokens=last["spent"]["trained_tokens"],
-        computed_tokens=last["spent"]["computed_tokens"],
+        trained_tokens=last.spent.trained_tokens,
+        computed_tokens=last.spent.computed_tokens,
         scored_tokens=fates.total(),
         read_tokens=read,
-        generated_tokens=last["spent"]["generated_tokens"],
+        generated_tokens=last.spent.generated_tokens,
         scored_by_fate={fate: fates[fate] for fate in FATES},
-        elapsed_s=last["virtual_s"] if virtual else last["wall_s"],
-        learner_s=last["virtual_s"] - waited if virtual else last["learner_s"],
-        waited_s=waited,
-        explorer_s=sum(costs[name] * count for name, count in acting.items()) if virtual and costs else None,
-        teacher_s=costs["scored_token_s"] * read if virtual and costs else None,
+        elapsed_s=last.elapsed_s,
+        learner_s=last.spent.learner_s,
+        waited_s=sum(record.waited_s for record in updates.values()),
+        explorer_s=sum(stated[name] * count for name, count in acting.items()) if stated else None,
+        teacher_s=stated["scored_token_s"] * read if stated else None,
         stages_s=dict(stages),
     )
 

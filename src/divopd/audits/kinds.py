@@ -29,7 +29,7 @@ def audit_kinds(run: Path) -> dict[str, Kind]:
     if not (run.is_dir() or is_store(run)):
         raise InputError(f"{run}: a recording has no fates, so nothing starves in it; expected a run")
     with Store.open_read_only(run) as store, store.snapshot():
-        turns, evaluations = list(store.stored_turns()), store.figures("evaluation")
+        turns, evaluations = list(store.stored_turns()), store.evaluations()
     if not turns:
         raise InputError(f"{run}: no turn has arrived in this run yet")
     environment = _environment(run)
@@ -47,7 +47,7 @@ def audit_kinds(run: Path) -> dict[str, Kind]:
         if turn.fate.kind == "trained":
             used[kind].add(turn.rollout)
             trained[kind] += 1
-    rates = evaluations[max(evaluations)]["by_kind"] if evaluations else {}
+    rates = evaluations[max(evaluations)].by_kind if evaluations else {}
     return {
         kind: Kind(
             rollouts=len(rollouts[kind]),

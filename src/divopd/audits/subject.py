@@ -27,8 +27,8 @@ class Subject:
     def composer(self, name: str) -> Composer:
         """A composer of this name with the subject's numbers; NO_CAP is divopd-base without its cap."""
         if name == NO_CAP:
-            return METHODS["divopd-base"](replace(self.settings, method="divopd-base", cap=None))
-        return METHODS[name](replace(self.settings, method=name))
+            return METHODS["divopd-base"].make_composer(replace(self.settings, method="divopd-base", cap=None))
+        return METHODS[name].make_composer(replace(self.settings, method=name))
 
 
 def load_subject(path: Path, *, name: str | None = None, **changes: Any) -> Subject:

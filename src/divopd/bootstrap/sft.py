@@ -14,7 +14,8 @@ import numpy as np
 from divopd.bootstrap.demonstrations import Example, Labels, Slips, demonstrate, encode, texts
 from divopd.environments import find_entry, tasks
 from divopd.errors import InputError
-from divopd.evaluation import Evaluation, Setting, success_rate
+from divopd.evaluation import Evaluation, Exam
+from divopd.explorer import Acting
 from divopd.models.packing import micro_batches
 from divopd.prompts import Codec, PromptStyle
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from divopd.models.tiny import TinySize
     from divopd.models.transformers_policy import TransformersPolicy
 
+ANSWER_TOKENS = 32  # of a response in an evaluation
 ROLLOUTS_FOR_WORDS = 600  # rollouts that a new tokenizer is built from
 
 
@@ -117,7 +119,13 @@ def teach(
     codec = Codec(policy.tokenizer)
     entry = find_entry(lessons.environment)
     evaluated = tasks(lessons.environment, entry.evaluation_split)[: evaluations.tasks or entry.evaluation_tasks]
-    setting = Setting(lessons.environment, lessons.style, codec, in_flight=len(evaluated))
+    exam = Exam(
+        environment=lessons.environment,
+        tasks=tuple(evaluated),
+        acting=Acting(lessons.style, codec, temperature=0.4, max_response_tokens=ANSWER_TOKENS, seed=0),
+        horizon=entry.horizon,
+        in_flight=len(evaluated),
+    )
     played = demonstrate(lessons.environment, lessons.labels, slips=lessons.slips, seed=lessons.seed)
     examples = (encode(demonstration, lessons.style, codec) for demonstration in played)
     last = Evaluation(())
@@ -128,7 +136,7 @@ def teach(
         if made % evaluations.every and made != settings.updates:
             report(figures)
             return False
-        last = success_rate(policy, evaluated, setting)
+        last = exam.play(policy)
         report(replace(figures, evaluation=last))
         return wanted(last.percent)
 

@@ -88,8 +88,8 @@ def _progress(folder: Path) -> Progress:
     if not (folder / "store.db").exists():
         return Progress(0, ())
     with Store.open_read_only(folder) as store:
-        evaluations = store.figures("evaluation")
-        return Progress(len(store.figures("update")), tuple(one["success_rate"] for one in evaluations.values()))
+        rates = tuple(one.success_rate for one in store.evaluations().values())
+        return Progress(len(store.update_records()), rates)
 
 
 # ── what the paper expects, and what was measured ─────────────────────────────────────────────────────────────────

@@ -178,7 +178,7 @@ def is_finished(run: Wanted) -> bool:
         return False
     last = run.config.learner.updates
     with Store.open_read_only(run.folder) as store:
-        evaluated = last in store.figures("evaluation")
+        evaluated = last in store.evaluations()
     return evaluated and any(int(path.name) == last for path in numbered_folders(run.folder / "weights"))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from divopd.errors import InputError
 from divopd.experiments.wanted import Wanted, same_settings
 from divopd.store.journal import Account
-from divopd.metrics import BatchFigures, Utilization, mean_of_last
+from divopd.metrics import Utilization, mean_of_last
+from divopd.records import BatchFigures, encode_update
 from divopd.report.run_comparison import CURRENCIES, Standing, compare_runs
 from divopd.report.runs import Costs, Evaluated, RunFigures, read_run
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
@@ -24,10 +25,11 @@ def result_of(wanted: Wanted, *, audits: Mapping[str, Any], seconds: float | Non
     """All that is kept of a finished run. `seconds` is the real time of training, if it was not interrupted."""
     run = read_run(wanted.folder)
     with Store.open_read_only(wanted.folder) as store:
-        updates = store.figures("update").values()
-        columns = {name: [_short(one[name]) for one in updates] for name in (*BATCH, *OTHERS)}
-        columns["gradient_norm"] = [_short(one["learner"]["gradient_norm"]) for one in updates]
-        kinds = {version: one["by_kind"] for version, one in store.figures("evaluation").items()}
+        updates = store.update_records().values()
+        told = [encode_update(one) for one in updates]
+        columns = {name: [_short(one[name]) for one in told] for name in (*BATCH, *OTHERS)}
+        columns["gradient_norm"] = [_short(one.learner.gradient_norm) for one in updates if one.learner]
+        kinds = {version: one.by_kind for version, one in store.evaluations().items()}
         drained = sum(
             turn.first_seen is not None and (turn.fate.kind != "stale" or turn.fate.update != turn.first_seen)
             for turn in store.stored_turns()

@@ -15,7 +15,8 @@ from typing import Any
 from divopd.audits.table import AUDITS
 from divopd.config import load_config
 from divopd.errors import DivopdError
-from divopd.pipeline.begin import make_run
+from divopd.pipeline.begin import go_on
+from divopd.records import Observers
 
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
 
 def _train(folder: Path) -> None:
     config = load_config(folder / "config.yaml")
-    make_run(config, folder, report=lambda kind, figures: None).run()
+    go_on(config, folder, observer=Observers())
     gc.collect()  # a JVM whose environment is gone serves the next run
 
 

@@ -158,7 +158,7 @@ class News:
 
     def __init__(self, store: StoreViews, observer: Observer) -> None:
         self._store, self._observer = store, observer
-        self._cursor = store.cursor()._replace(figures=-1, evaluations=-1)
+        self._cursor = store.cursor()._replace(records=-1, evaluations=-1)
         self._next_update = self._last_event = 0
         self._versions: set[int] = set()
 
@@ -166,7 +166,7 @@ class News:
         """True if an update or an evaluation was among it."""
         cursor, before = self._store.cursor(), self._cursor
         self._cursor = cursor
-        if cursor.figures != before.figures:
+        if cursor.records != before.records:
             for update, record in self._store.update_records(first=self._next_update).items():
                 self._observer.updated(record)
                 self._next_update = update + 1
@@ -179,4 +179,4 @@ class News:
             self._last_event = number
             if kind == "teacher_away":
                 self._observer.told(f"a teacher is away, its rollouts wait: {event['error']}")
-        return (cursor.figures, cursor.evaluations) != (before.figures, before.evaluations)
+        return (cursor.records, cursor.evaluations) != (before.records, before.evaluations)

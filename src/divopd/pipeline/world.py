@@ -24,10 +24,20 @@ class Waited(NamedTuple):
 class World(Protocol):
     """Everything around the learner, with a clock of its own."""
 
-    clock: Clock
-    elapsed_s: float  # since the start of the run
-    learner_s: float  # of it, in which the learner trained
     heed: Callable[[], None]  # set by the loop, called wherever the run may stop: it saves what is wanted, or stops
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start of the run."""
+        ...
+
+    @property
+    def learner_s(self) -> float:
+        """Of them, those in which the learner trained."""
+        ...
 
     def publish(self, version: int, learner: Learner) -> None:
         """Give the learner's weights to the explorers, when it is their turn."""

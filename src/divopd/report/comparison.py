@@ -11,7 +11,8 @@ from divopd.composers import Composer, Decision
 from divopd.methods import METHODS
 from divopd.composers.composer import counted_reasons
 from divopd.errors import InputError, MissingExtraError
-from divopd.metrics import BatchFigures, Utilization, batch_figures, mean_of_last
+from divopd.metrics import Utilization, batch_figures, mean_of_last
+from divopd.records import BatchFigures
 from divopd.replay import Recording, replay, utilization_of
 
 # Okabe and Ito's colours, told apart by colour-blind readers too

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from divopd.errors import InputError, MissingExtraError
-from divopd.metrics import BatchFigures
+from divopd.records import BatchFigures
 from divopd.report.comparison import BLUE, GREY, ORANGE
 from divopd.report.run_comparison import labels_of
 from divopd.report.runs import RunFigures

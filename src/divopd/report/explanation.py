@@ -23,7 +23,7 @@ def explain(store: StoreReader, update: int) -> dict[str, Any]:
     for why, turns in _fallen(store, entry):
         for turn in turns:
             _of(rollouts, turn)["fell_out"].append({**_as_json(turn), "why": why(turn)})
-    cap = entry.settings.cap if METHODS[entry.settings.method].capped else None
+    cap = entry.settings.cap if METHODS[entry.settings.method].composer.capped else None
     return {"update": update, "settings": asdict(entry.settings) | {"cap": cap}, "rollouts": list(rollouts.values())}
 
 

@@ -1,10 +1,11 @@
 """Queue pressure in plain words: whether turns arrive faster than they are trained, what expires, and what to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from divopd.methods import METHODS
+from divopd.records import UpdateRecord
 from divopd.composers.adaptive import DivOPDAdaptive
 from divopd.composers.composer import Settings
 from divopd.composers.rollout_first import RolloutFirst
@@ -57,9 +58,9 @@ class _Flow:
 
 
 def queue_pressure(
-    updates: Sequence[Mapping[str, Any]], settings: Settings, *, max_backlog: int | None
+    updates: Sequence[UpdateRecord], settings: Settings, *, max_backlog: int | None
 ) -> QueuePressure | None:
-    """Judge the queue by the figures of the last updates, in order; None before there are two of them."""
+    """Judge the queue by the records of the last updates, in order; None before there are two of them."""
     recent = updates[-WINDOW - 1 :]
     if len(recent) < 2:
         return None
@@ -74,31 +75,22 @@ def queue_pressure(
     return _pressure("balanced", flow, "turns are trained as fast as they arrive", ())
 
 
-def elapsed_s(figures: Mapping[str, Any]) -> float:
-    """Seconds since the start of the run at an update or evaluation, on the run's own clock."""
-    return figures["virtual_s"] if "virtual_s" in figures else figures["wall_s"]
-
-
-def _flow(recent: Sequence[Mapping[str, Any]]) -> _Flow:
+def _flow(recent: Sequence[UpdateRecord]) -> _Flow:
     """The first record only says where the counts stood."""
     first, *rest = recent
     last, count = rest[-1], len(rest)
-
-    def mean(*names: str) -> float:
-        return sum(figures[name] for figures in rest for name in names) / count
-
-    elapsed = elapsed_s(last) - elapsed_s(first)
-    used, unused = (sum(figures.get(name, 0) for figures in rest) for name in ("rollouts_used", "rollouts_unused"))
-    put, waiting = (last.get(name, 0) - first.get(name, 0) for name in ("turns_put", "queued"))
+    elapsed = last.elapsed_s - first.elapsed_s
+    used, unused = (sum(one.queue.rollouts_used for one in rest), sum(one.queue.rollouts_unused for one in rest))
+    put, waiting = last.queue.turns_put - first.queue.turns_put, last.queue.queued - first.queue.queued
     # the gate drops turns when they are read, which may be long after they arrived: only its share says what it will do
-    dropped = min(1.0, sum(figures["invalid"] for figures in rest) / max(1, put - waiting))
+    dropped = min(1.0, sum(one.queue.invalid for one in rest) / max(1, put - waiting))
     return _Flow(
         arrived=(put - put * dropped) / count,
-        trained=mean("rows"),
-        expired=mean("stale", "aged_out"),
-        rollouts_arrived=(last["rollouts_put"] - first["rollouts_put"]) / count,
+        trained=sum(one.batch.rows for one in rest) / count,
+        expired=sum(one.queue.stale + one.queue.aged_out for one in rest) / count,
+        rollouts_arrived=(last.queue.rollouts_put - first.queue.rollouts_put) / count,
         unused=unused / (used + unused) if unused else 0.0,
-        waiting=sum(figures["waited_s"] for figures in rest) / elapsed if elapsed > 0 else 0.0,
+        waiting=sum(one.waited_s for one in rest) / elapsed if elapsed > 0 else 0.0,
     )
 
 
@@ -134,9 +126,9 @@ def _overfull(flow: _Flow, settings: Settings, max_backlog: int | None) -> tuple
         return f"{faster}; {percent(flow.expiring)} of the turns expire", ()
     advice = ["raise the batch size"]
     fitting = max(1, int(settings.batch_size / flow.rollouts_arrived))
-    if not issubclass(METHODS[settings.method], RolloutFirst):
+    if not issubclass(METHODS[settings.method].composer, RolloutFirst):
         advice.append("use a method that gives every rollout a slot first (divopd)")
-    elif METHODS[settings.method] is not DivOPDAdaptive and (settings.cap is None or settings.cap > fitting):
+    elif METHODS[settings.method].composer is not DivOPDAdaptive and (settings.cap is None or settings.cap > fitting):
         advice.append(f"lower the cap to {fitting}")  # divopd-adaptive does so by itself
     if max_backlog is None:
         advice.append("set explorer.max_backlog")

@@ -1,24 +1,21 @@
 """One run's folder as the figures that a comparison, a picture or a summary needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import accumulate
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
-from divopd.errors import InputError, NotAStoreError
+from divopd.errors import InputError
 from divopd.store.journal import Account
-from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
+from divopd.metrics import Utilization, utilization_of_counts
+from divopd.records import BatchFigures, Clock, UpdateRecord
 from divopd.report.fates import shown_fates
-from divopd.report.gauge import elapsed_s
 from divopd.store import is_store, store_path
 from divopd.store.schema import STORE_NAME
 from divopd.store.views import RolloutTally, StoreViews
-
-Clock = Literal["virtual", "wall"]
 
 
 @dataclass(frozen=True)
@@ -101,33 +98,24 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
     path = store_path(run)
     folder = path.parent
     with StoreViews.open(path) as store, store.snapshot():
-        updates, evaluations = store.figures("update"), store.figures("evaluation")
+        updates, evaluations = store.update_records(), store.evaluations()
         if not store.updates or not updates:
             raise InputError(f"{folder}: this run has not recorded an update; expected a run of `divopd train`")
         settings = store.journal(0).settings
         rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
         dead_rows = sum(store.dead_rows().values())
         used = utilization_so_far(rollouts, settings, updates=store.updates)
-    try:
-        costs = costs_by_version(updates)
-        evaluated = tuple(
-            Evaluated(version, figures["success_rate"], costs_at(version, costs))
-            for version, figures in evaluations.items()
-        )
-        batches = tuple(
-            BatchFigures(**{f.name: made[f.name] for f in fields(BatchFigures)}) for made in updates.values()
-        )
-    except (KeyError, TypeError) as error:
-        raise NotAStoreError(f"{path}: its figures are not those of this version of divopd ({error!r})") from None
+    costs = costs_by_version(updates)
+    evaluated = tuple(Evaluated(v, one.success_rate, costs_at(v, costs)) for v, one in evaluations.items())
     return RunFigures(
         name=name or folder.resolve().name,
         folder=folder,
         method=settings.method,
         seed=settings.seed,
         config=stored_config(folder),
-        clock="virtual" if "virtual_s" in next(iter(updates.values())) else "wall",
+        clock=next(iter(updates.values())).clock,
         evaluations=evaluated,
-        batches=batches,
+        batches=tuple(one.batch for one in updates.values()),
         costs=costs[max(costs)],
         utilization=used,
         account=account,
@@ -141,20 +129,13 @@ def stored_config(folder: Path) -> dict[str, Any]:
     return read_layers(stored, ()).data if stored.exists() else {}
 
 
-def costs_by_version(updates: Mapping[int, Mapping[str, Any]]) -> dict[int, Costs]:
-    """The costs of every version that updates have made, from their figures; version 0 cost nothing.
+def costs_by_version(updates: Mapping[int, UpdateRecord]) -> dict[int, Costs]:
+    """The costs of every version that updates have made, from their records; version 0 cost nothing.
 
-    An evaluation belongs to its version, so it costs what the version had cost, however late it was played. On the
-    virtual clock the learner's seconds are virtual too: those in which it did not wait.
+    An evaluation belongs to its version, so it costs what the version had cost, however late it was played.
     """
-    waited = accumulate(figures["waited_s"] for figures in updates.values())
     return {0: Costs()} | {
-        update + 1: Costs(
-            learner_s=figures["virtual_s"] - idle if "virtual_s" in figures else figures["learner_s"],
-            elapsed_s=elapsed_s(figures),
-            **figures["spent"],
-        )
-        for (update, figures), idle in zip(updates.items(), waited, strict=True)
+        update + 1: Costs(**asdict(record.spent), elapsed_s=record.elapsed_s) for update, record in updates.items()
     }
 
 

@@ -2,12 +2,13 @@
 
 import shlex
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from divopd.metrics import LogprobGap, final_five, gap_warning, mean_of_last, peak
+from divopd.metrics import final_five, late_batch, peak
+from divopd.records import BatchFigures, EvaluationRecord, UpdateRecord
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
 from divopd.report.printable import printable
 from divopd.report.run_tables import new_table, plain_console, quantity
@@ -27,14 +28,14 @@ COLOURS = {"starving": "yellow", "late": "yellow", "balanced": "green", "selecti
 
 
 class TerminalView:
-    """Shows a run of `config.learner.updates` updates. Give `report` to the run, and call `summary` when it is over."""
+    """Shows a run of `config.learner.updates` updates. It observes the run; call `summary` when it is over."""
 
     def __init__(self, config: "Config", *, console: "Console | None" = None) -> None:
         self.config = config
         self.console = console or plain_console()
-        self._updates: deque[dict[str, Any]] = deque(maxlen=WINDOW + 1)
+        self._updates: deque[UpdateRecord] = deque(maxlen=WINDOW + 1)
         self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # when those updates were made, in real seconds
-        self._evaluations: list[dict[str, Any]] = []
+        self._evaluations: list[EvaluationRecord] = []
         self._expired = 0
         self._last_report = monotonic()
         self._other_s = 0.0  # of the last update: what was not the learner's
@@ -54,33 +55,33 @@ class TerminalView:
         if self._live is not None:
             self._live.stop()
 
-    def report(self, kind: str, figures: Mapping[str, Any]) -> None:
-        """Show an `update`, an `evaluation`, or the `restart` of a process that died."""
-        if kind == "restart":
-            self.console.print(f"the {figures['role']} died (exit code {figures['code']}) and is started again")
-            return
-        if kind == "update":
-            self._note_update(figures)
-        else:
-            self._evaluations.append(dict(figures))
+    def told(self, sentence: str) -> None:
+        self.console.print(printable(sentence), soft_wrap=True)
+
+    def updated(self, record: UpdateRecord) -> None:
+        # on the live clock updates are heard of late and several at once, so they say themselves when they were made
+        now, before = monotonic(), self._last_report
+        if record.clock == "wall":
+            now, before = record.elapsed_s, self._moments[-1] if self._moments else 0.0
+        if record.warning and not (self._updates and self._updates[-1].warning):
+            self.console.print(record.warning, soft_wrap=True)  # when it begins, not at every update from then on
+        self._updates.append(record)
+        self._moments.append(now)
+        self._expired += record.queue.stale + record.queue.aged_out
+        self._other_s = max(0.0, now - before - sum(_stages(record).values()))
+        self._show(self._update_lines)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self._evaluations.append(record)
+        self._show(self._evaluation_lines)
+
+    def _show(self, lines: Callable[[], list[str]]) -> None:
         self._last_report = monotonic()
         if self._live is not None:
             self._live.update(self._view(), refresh=True)
         else:
-            for line in self._update_lines() if kind == "update" else self._evaluation_lines():
+            for line in lines():
                 self.console.print(line, soft_wrap=True)
-
-    def _note_update(self, figures: Mapping[str, Any]) -> None:
-        # on the live clock updates are heard of late and several at once, so they say themselves when they were made
-        now, before = monotonic(), self._last_report
-        if "wall_s" in figures:
-            now, before = figures["wall_s"], self._moments[-1] if self._moments else 0.0
-        if (warning := _gap_warning(figures)) and not (self._updates and _gap_warning(self._updates[-1])):
-            self.console.print(warning, soft_wrap=True)  # when it begins, not at every update from then on
-        self._updates.append(dict(figures))
-        self._moments.append(now)
-        self._expired += figures["stale"] + figures["aged_out"]
-        self._other_s = max(0.0, now - before - sum(figures["learner"]["seconds"].values()))
 
     def summary(self, folder: Path) -> None:
         """Print what the run came to, and where things lie."""
@@ -107,7 +108,7 @@ class TerminalView:
 
     @property
     def _done(self) -> int:
-        return self._updates[-1]["update"] + 1 if self._updates else 0
+        return self._updates[-1].update + 1 if self._updates else 0
 
     @property
     def _pressure(self) -> QueuePressure | None:
@@ -126,7 +127,7 @@ class TerminalView:
         pressure = self._pressure
         parts = [
             f"update {self._done}/{self.config.learner.updates}",
-            _composition(self._updates[-1]),
+            _composition(self._updates[-1].batch),
             _exits(self._updates[-1]),
             f"log probs {_gap(self._updates[-1])}",
             *([f"load {pressure.load:.1f}×"] if pressure else []),
@@ -137,7 +138,7 @@ class TerminalView:
     def _evaluation_lines(self) -> list[str]:
         last = self._evaluations[-1]
         kinds = _kinds(last)
-        line = f"version {last['version']}: success rate {last['success_rate']:.1f} % of {last['tasks']} tasks"
+        line = f"version {last.version}: success rate {last.success_rate:.1f} % of {last.tasks} tasks"
         pressure = self._pressure
         advice = [f"  queue: {pressure.sentence}"] if pressure else []
         return [f"{line} ({kinds})" if kinds else line, *advice]
@@ -157,7 +158,7 @@ class TerminalView:
         if self._updates:
             last = self._updates[-1]
             grid.add_row("queue", self._gauge())
-            grid.add_row("batch", Text(_composition(last)))
+            grid.add_row("batch", Text(_composition(last.batch)))
             grid.add_row("turns", Text(f"{_exits(last)}; {self._expired} expired so far"))
             grid.add_row("log probs", Text(_gap(last)))
             grid.add_row("seconds", Text(self._seconds()))
@@ -172,9 +173,9 @@ class TerminalView:
     def _success_rate(self) -> str:
         if not self._evaluations:
             return "not evaluated yet"
-        rates = [evaluated["success_rate"] for evaluated in self._evaluations]
+        rates = [evaluated.success_rate for evaluated in self._evaluations]
         last = self._evaluations[-1]
-        line = f"{rates[-1]:.1f} %  {sparkline(rates)}  version {last['version']}, best {max(rates):.1f} %"
+        line = f"{rates[-1]:.1f} %  {sparkline(rates)}  version {last.version}, best {max(rates):.1f} %"
         kinds = _kinds(last)
         return f"{line}\n{kinds}" if kinds else line
 
@@ -190,7 +191,7 @@ class TerminalView:
 
     def _seconds(self) -> str:
         other = "wait, compose, publish" if self.config.clock == "live" else "explore, score, compose"
-        stages = self._updates[-1]["learner"]["seconds"] | {other: self._other_s}
+        stages = _stages(self._updates[-1]) | {other: self._other_s}
         return ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
 
 
@@ -210,37 +211,37 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _composition(figures: Mapping[str, Any]) -> str:
+def _stages(record: UpdateRecord) -> dict[str, float]:
+    """Real seconds of the learner by stage."""
+    return dict(record.learner.seconds) if record.learner else {}
+
+
+def _composition(batch: BatchFigures) -> str:
     return (
-        f"{figures['effective_rollouts']:.1f} effective rollouts, largest {percent(figures['top1_share'])} of tokens, "
-        f"{percent(figures['dead_share'])} dead rows, KL {figures['kl_per_token']:.3f} a token"
+        f"{batch.effective_rollouts:.1f} effective rollouts, largest {percent(batch.top1_share)} of tokens, "
+        f"{percent(batch.dead_share)} dead rows, KL {batch.kl_per_token:.3f} a token"
     )
 
 
-def _exits(figures: Mapping[str, Any]) -> str:
-    dead = round(figures["dead_share"] * figures["rows"])
+def _exits(record: UpdateRecord) -> str:
+    queue, dead = record.queue, round(record.batch.dead_share * record.batch.rows)
     return (
-        f"{figures['rows'] - dead} trained, {dead} dead, {figures['stale']} stale, {figures['aged_out']} aged out, "
-        f"{figures['invalid']} invalid, {figures['queued']} queued"
+        f"{record.batch.rows - dead} trained, {dead} dead, {queue.stale} stale, {queue.aged_out} aged out, "
+        f"{queue.invalid} invalid, {queue.queued} queued"
     )
 
 
-def _gap(figures: Mapping[str, Any]) -> str:
-    gap = figures["learner"].get("logprob_gap")
+def _gap(record: UpdateRecord) -> str:
+    gap = record.learner.logprob_gap if record.learner else None
     if gap is None:
         return "not compared"
-    age = figures["update"] - gap["version"]
-    return f"{gap['mean']:.1e} nats from those at generation {age} updates ago, {gap['largest']:.1e} at most"
+    age = record.update - gap.version
+    return f"{gap.mean:.1e} nats from those at generation {age} updates ago, {gap.largest:.1e} at most"
 
 
-def _gap_warning(figures: Mapping[str, Any]) -> str | None:
-    gap = figures["learner"].get("logprob_gap")
-    return gap_warning(LogprobGap(**gap), update=figures["update"]) if gap else None
-
-
-def _kinds(figures: Mapping[str, Any]) -> str:
+def _kinds(record: EvaluationRecord) -> str:
     """Success rates by kind of task; nothing where all tasks are of one kind."""
-    kinds = figures["by_kind"]
+    kinds = record.by_kind
     if len(kinds) < 2:
         return ""
     more = f", and {len(kinds) - KINDS} kinds more" if len(kinds) > KINDS else ""
@@ -263,12 +264,7 @@ def _summary_rows(run: RunFigures) -> dict[str, str]:
         f"{quantity(costs.scored_tokens)} scored, {quantity(costs.generated_tokens)} generated",
         "rollouts": f"{used.never_selected:.1%} of {used.rollouts} never selected (bound {used.unreachable:.1%}), "
         f"Gini {used.gini:.2f}",
-        "late batches": _composition(
-            {
-                name: mean_of_last([getattr(batch, name) for batch in run.batches])
-                for name in ("effective_rollouts", "top1_share", "dead_share", "kl_per_token")
-            }
-        ),
+        "late batches": _composition(late_batch(run.batches)),
         "turns": f"{run.account.put} put: "
         + ", ".join(f"{turns} {fate.replace('_', ' ')}" for fate, turns in run.fates.items() if turns),
     }

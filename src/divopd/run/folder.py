@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from divopd.run.durable_folder import numbered_folders, numbered_path
-from divopd.store import STORE_NAME
+from divopd.store.schema import STORE_NAME
 
 
 class RunFolder:

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Protocol
 
+from divopd.config import LoggerName
 from divopd.errors import InputError, MissingExtraError
+from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
 
 METRICS = "metrics.jsonl"
 NUMBER = {"update": "update", "evaluation": "version"}  # what counts figures of a kind
@@ -116,8 +118,7 @@ class Trackio:
         self._run.finish()
 
 
-LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
-LOGGERS: dict[str, type[Any]] = {
+LOGGERS: dict[LoggerName, type[Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
@@ -125,7 +126,7 @@ LOGGERS: dict[str, type[Any]] = {
 }
 
 
-def require(names: Sequence[str]) -> None:
+def require(names: Sequence[LoggerName]) -> None:
     """A MissingExtraError if the package of one of these loggers is not installed."""
     for name in names:
         if find_spec(LOGGERS[name].package) is None:
@@ -133,12 +134,12 @@ def require(names: Sequence[str]) -> None:
 
 
 class Loggers:
-    """All loggers of a run. `report` takes what a run reports; what a resumed run repeats is told once only."""
+    """All loggers of a run, as its observer; what a resumed run repeats is told once only."""
 
-    def __init__(self, folder: Path, names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, names: Sequence[LoggerName], settings: Mapping[str, Any]) -> None:
         require(names)
         self._told = _told(folder / METRICS)
-        self._loggers: dict[str, Logger] = {name: LOGGERS[name](folder, settings) for name in names}
+        self._loggers: dict[LoggerName, Logger] = {name: LOGGERS[name](folder, settings) for name in names}
         self._lines: IO[str] = (folder / METRICS).open("a", encoding="utf-8")
 
     def __enter__(self) -> "Loggers":
@@ -149,11 +150,18 @@ class Loggers:
             self._try(name, lambda logger: logger.close())
         self._lines.close()
 
-    def report(self, kind: str, figures: Mapping[str, Any]) -> None:
-        """Tell the figures of an update or an evaluation; other kinds are no figures."""
-        if kind not in NUMBER or (kind, figures[NUMBER[kind]]) in self._told:
+    def updated(self, record: UpdateRecord) -> None:
+        self._log("update", record.update, encode_update(record))
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self._log("evaluation", record.version, encode_evaluation(record))
+
+    def told(self, sentence: str) -> None:
+        """What is no figure is not logged."""
+
+    def _log(self, kind: str, number: int, figures: Mapping[str, Any]) -> None:
+        if (kind, number) in self._told:
             return
-        number = figures[NUMBER[kind]]
         self._told.add((kind, number))
         self._lines.write(json.dumps({"kind": kind, **figures}) + "\n")
         self._lines.flush()
@@ -161,7 +169,7 @@ class Loggers:
         for name in list(self._loggers):
             self._try(name, lambda logger: logger.log(kind, number, flat))
 
-    def _try(self, name: str, call: Callable[[Logger], None]) -> None:
+    def _try(self, name: LoggerName, call: Callable[[Logger], None]) -> None:
         try:
             call(self._loggers[name])
         except Exception as error:  # whatever a tracker raises, it must not end a run of days

@@ -4,23 +4,23 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import accumulate
 from math import isfinite
 from typing import Any
 
 from divopd.errors import NotAStoreError
-from divopd.metrics import BatchFigures, figures_of_shares
+from divopd.metrics import figures_of_shares
+from divopd.records import Clock, QueueFigures, Spent, UpdateRecord, encode_evaluation
 from divopd.report.explanation import explain
 from divopd.report.fates import shown_fates
-from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
+from divopd.report.gauge import WINDOW, queue_pressure
 from divopd.report.run_comparison import flat_settings
 from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
-COMPOSITION = tuple(field.name for field in fields(BatchFigures))
-COUNTS = ("stale", "aged_out", "invalid", "queued", "turns_put", "rollouts_put", "waited_s")
+COUNTS = ("stale", "aged_out", "invalid", "queued", "turns_put", "rollouts_put")
 PRESSURE = ("load", "expiring_turns", "unused_rollouts", "waiting")
 MOST_TRAINED = 12  # trained turns of a rollout; the histogram puts what is above with it
 
@@ -50,8 +50,8 @@ def summary(store: StoreViews, name: str) -> Json:
     """What a list of runs says about one of them."""
     folder = store.path.parent
     config, settings, cursor = stored_config(folder), store.settings(), store.cursor()
-    rates = [figures["success_rate"] for figures in store.figures("evaluation").values()]
-    last = store.figures_between("update", cursor.updates - 1, cursor.updates)
+    rates = [one.success_rate for one in store.evaluations().values()]
+    last = store.update_records(first=max(0, cursor.updates - 1))
     return {
         "name": name,
         "folder": str(folder),
@@ -74,12 +74,10 @@ def summary(store: StoreViews, name: str) -> Json:
 
 def learning(store: StoreViews) -> Json:
     """Every evaluation with what its version had cost."""
-    updates = store.figures("update")
+    updates = store.update_records()
     costs = costs_by_version(updates)
     evaluations = [
-        {"version": version, **{name: made.get(name) for name in ("success_rate", "tasks", "turns", "by_kind")}}
-        | asdict(costs_at(version, costs))
-        for version, made in store.figures("evaluation").items()
+        encode_evaluation(record) | asdict(costs_at(version, costs)) for version, record in store.evaluations().items()
     ]
     return {"clock": _clock(updates), "evaluations": evaluations}
 
@@ -95,7 +93,7 @@ def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
     settings = store.settings()
     if settings is None or first >= end:
         return {"columns": {}, "first": first, "more": False, "pressure": None, "clock": None}
-    known = store.figures_between("update", max(0, first - WINDOW), end - 1)
+    known = store.update_records(first=max(0, first - WINDOW), last=end - 1)
     config = stored_config(store.path.parent)
     # a run that is on its first update has a batch in its journal and no figures yet
     recorded = known if known or config else _recomputed(store, max(0, first - WINDOW), end - 1)
@@ -105,7 +103,7 @@ def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
     for update in (number for number in recorded if number >= first):
         before = [recorded[number] for number in range(update - WINDOW, update + 1) if number in recorded]
         pressure = queue_pressure(before, settings, max_backlog=backlog)
-        rows.append(_row(update, recorded[update], {} if pressure is None else asdict(pressure)))
+        rows.append(_row(recorded[update], {} if pressure is None else asdict(pressure)))
     names = dict.fromkeys(name for row in rows for name in row)
     return {
         "columns": {name: [row.get(name) for row in rows] for name in names},
@@ -116,36 +114,50 @@ def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
     }
 
 
-def _row(update: int, figures: Mapping[str, Any], pressure: Mapping[str, Any]) -> Json:
-    learner = figures.get("learner", {})
-    seconds = {f"seconds.{stage}": spent for stage, spent in learner.get("seconds", {}).items()}
+def _row(record: UpdateRecord, pressure: Mapping[str, Any]) -> Json:
+    learner = record.learner
     return {
-        "update": update,
-        **{name: figures.get(name) for name in (*COMPOSITION, *COUNTS)},
-        **{name: learner.get(name) for name in ("loss", "gradient_norm")},
-        "elapsed_s": elapsed_s(figures),
-        **seconds,
+        "update": record.update,
+        **asdict(record.batch),
+        **{name: getattr(record.queue, name) for name in COUNTS},
+        "waited_s": record.waited_s,
+        "loss": learner.loss if learner else None,
+        "gradient_norm": learner.gradient_norm if learner else None,
+        "elapsed_s": record.elapsed_s,
+        **{f"seconds.{stage}": spent for stage, spent in (learner.seconds if learner else {}).items()},
         **{f"pressure.{name}": pressure.get(name) for name in PRESSURE},
         "pressure.verdict": pressure.get("verdict"),
     }
 
 
-def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, Json]:
+def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, UpdateRecord]:
     """What `divopd train` would have recorded of these updates, as far as a journal tells."""
     moments, rollouts, turns_put = _arrived(store)
     watermarks, exits = store.watermarks(), store.exits(first=first, last=last)
-    made: dict[int, Json] = {}
+    made: dict[int, UpdateRecord] = {}
     for update, shares in store.shares(first=first, last=last).items():
         place = bisect_right(moments, update)
-        made[update] = {
-            **asdict(figures_of_shares(shares, update=update)),
-            "virtual_s": float(update + 1),
-            "waited_s": 0.0,
-            "rollouts_put": rollouts[place],
-            "turns_put": turns_put[place],
-            "queued": turns_put[place] - watermarks[update],
-            **{fate: exits.get((update, fate), 0) for fate in ("stale", "aged_out", "invalid")},
-        }
+        queue = QueueFigures(
+            rollouts_put=rollouts[place],
+            turns_put=turns_put[place],
+            queued=turns_put[place] - watermarks[update],
+            stale=exits.get((update, "stale"), 0),
+            aged_out=exits.get((update, "aged_out"), 0),
+            invalid=exits.get((update, "invalid"), 0),
+            rollouts_used=0,
+            rollouts_unused=0,
+        )
+        made[update] = UpdateRecord(
+            update=update,
+            clock="virtual",
+            elapsed_s=float(update + 1),
+            waited_s=0.0,
+            starved_s=0.0,
+            batch=figures_of_shares(shares, update=update),
+            learner=None,
+            queue=queue,
+            spent=Spent(),
+        )
     return made
 
 
@@ -235,6 +247,6 @@ def rollouts(store: StoreViews, **wanted: Any) -> Json:
     return {"rows": [row._asdict() for row in page.rows], "total": page.total}
 
 
-def _clock(updates: Mapping[int, Mapping[str, Any]]) -> str | None:
+def _clock(updates: Mapping[int, UpdateRecord]) -> Clock | None:
     """Which seconds a run counts; None where it recorded none."""
-    return next(("virtual" if "virtual_s" in made else "wall" for made in updates.values()), None)
+    return next((record.clock for record in updates.values()), None)

@@ -169,7 +169,7 @@ def _comparison(runs: Runs, names: list[str]) -> Json:
 
 
 def _has_figures(state: Cursor | str) -> bool:
-    return isinstance(state, Cursor) and state.evaluations > 0 and state.figures > 0
+    return isinstance(state, Cursor) and state.evaluations > 0 and state.records > 0
 
 
 def _run_figures(runs: Runs, name: str) -> RunFigures:

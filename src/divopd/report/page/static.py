@@ -87,7 +87,7 @@ def _views(runs: dict[str, Path]) -> dict[str, Any]:
         with StoreViews.open(folder) as store, store.snapshot(), data.figures_of_this_version(store):
             views["runs"]["runs"].append(data.summary(store, name))
             views |= {f"run/{name}/{view}": made for view, made in _of_run(store, share=len(runs)).items()}
-            if store.figures("evaluation") and store.figures("update"):
+            if store.evaluations() and store.update_records():
                 comparable[name] = read_run(folder, name=name)
     views["comparison"] = comparison(list(comparable.values()))
     for first in comparable.values():
