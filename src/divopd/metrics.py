@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import exp, floor, log
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from divopd.composers.composer import Candidate
 from divopd.records import BatchFigures
@@ -67,7 +67,8 @@ def mean_of_last(values: Sequence[float], share: float = 0.4) -> float:
 def late_batch(batches: Sequence[BatchFigures]) -> BatchFigures:
     """Every figure as its mean over the final 40 % of updates."""
     names = [field.name for field in fields(BatchFigures)]
-    return BatchFigures(**{name: mean_of_last([getattr(batch, name) for batch in batches]) for name in names})
+    means: dict[str, Any] = {name: mean_of_last([getattr(batch, name) for batch in batches]) for name in names}
+    return BatchFigures(**means)
 
 
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
