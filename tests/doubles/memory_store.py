@@ -49,7 +49,7 @@ class MemoryStore:
     def unscored(self, limit: int) -> list[Rollout]:
         return list(reversed(self.offered.values()))[:limit]
 
-    def put(self, rollout: Rollout, *, available_at: int | None = None) -> bool:
+    def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         if rollout.id in self.rollout:
             if self.rollout[rollout.id] != rollout:
                 raise ConflictError(rollout.id)
@@ -60,7 +60,7 @@ class MemoryStore:
             raise InputError(rollout.id)
         if any(turn.version > available_at for turn in rollout.turns):
             raise TurnFormatError(rollout.id)
-        self.offered.pop(rollout.id, None)
+        self.generated_tokens += 0 if self.offered.pop(rollout.id, None) else generated_tokens
         self.rollout[rollout.id] = rollout
         self.arrivals += [replace(turn, available_at=available_at) for turn in rollout.turns]
         self.fate |= {turn.key: Fate("queued") for turn in rollout.turns}

@@ -68,6 +68,16 @@ def test_a_rollout_waits_for_the_teacher_until_it_is_put(store: AnyStore) -> Non
     assert store.arrived() == (1, len(offered[1].turns), 15, tokens)
 
 
+def test_generated_tokens_are_counted_once(store: AnyStore) -> None:
+    """With the offer of a rollout, or with its first put if it never had to wait for a teacher."""
+    offered, scored_at_once = make_rollout("e.1"), make_rollout("e.2")
+    store.offer(offered, generated_tokens=5)
+    for rollout in (offered, scored_at_once, offered, scored_at_once):
+        store.put(rollout, generated_tokens=7)
+    store.offer(scored_at_once, generated_tokens=7)
+    assert store.arrived().generated_tokens == 12
+
+
 def test_a_rollout_is_put_once(store: AnyStore) -> None:
     """The same content again is a no-op, also much later and with another available_at."""
     rollout = make_rollout("e.1")

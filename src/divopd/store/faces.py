@@ -39,11 +39,12 @@ class Queue(Notes, Protocol):
         """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
         ...
 
-    def put(self, rollout: Rollout, *, available_at: int | None = None) -> bool:
+    def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
         It no longer waits for the teacher then. The same id with another content raises a ConflictError.
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
+        `generated_tokens` count for a rollout that was never offered, with its first put.
         """
         ...
 

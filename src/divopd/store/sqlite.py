@@ -76,8 +76,7 @@ class Store(StoreReader):
             if self._one("SELECT 1 FROM rollouts WHERE id = ?", rollout.id) is None:
                 row = (rollout.id, content, seal(content, rollout.id))
                 added = self._db.execute("INSERT OR IGNORE INTO unscored (id, content, digest) VALUES (?, ?, ?)", row)
-                tokens = generated_tokens * added.rowcount
-                self._db.execute("UPDATE state SET generated_tokens = generated_tokens + ?", (tokens,))
+                self._count_generated(generated_tokens * added.rowcount)
 
     def unscored(self, limit: int) -> list[Rollout]:
         """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
@@ -86,11 +85,12 @@ class Store(StoreReader):
             rows = self._db.execute(query, (limit,)).fetchall()
         return [self._unsealed(decode_rollout, content, digest, name) for name, content, digest in rows]
 
-    def put(self, rollout: Rollout, *, available_at: int | None = None) -> bool:
+    def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
         It no longer waits for the teacher then. The same id with another content raises a ConflictError.
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
+        `generated_tokens` count for a rollout that was never offered, with its first put.
         """
         rows = [_row_of(turn) for turn in rollout.turns]  # measured before the lock is taken
         digest = rollout_digest(rollout.id, rollout.task, rollout.version, (row[:3] for row in rows))
@@ -100,9 +100,14 @@ class Store(StoreReader):
                 return False
             if known is not None:
                 raise ConflictError(f"rollout {rollout.id!r} was put before with another content; use a new id")
-            self._db.execute("DELETE FROM unscored WHERE id = ?", (rollout.id,))
+            offered = self._db.execute("DELETE FROM unscored WHERE id = ?", (rollout.id,)).rowcount
+            self._count_generated(0 if offered else generated_tokens)
             self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
         return True
+
+    def _count_generated(self, tokens: int) -> None:
+        if tokens:
+            self._db.execute("UPDATE state SET generated_tokens = generated_tokens + ?", (tokens,))
 
     def _arrival_update(self, rollout: Rollout, asked: int | None) -> int:
         """The first update that may read the rollout. It never falls with arrival: a replay must see the same queue."""
