@@ -22,10 +22,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from divopd import Turn, make_composer
 from divopd.learner.torch_learner import TorchLearner
-from divopd.models.optimization import Optimization
 from divopd.models.generation import common_prefix
-from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.optimization import Optimization
 from divopd.models.packing import make_row, merge_rows
+from divopd.models.transformers_policy import TransformersPolicy
 
 MAX_TOKENS, VOCABULARY = 4096, 4096
 SIDES = ("ours", "padded")

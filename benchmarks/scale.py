@@ -196,9 +196,8 @@ def _sync_costs(sizes: Sizes) -> dict[str, Any]:
 
 def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
     """Bytes a second of a model (100 million parameters): what one core can do, and what this disk leaves of it."""
-    from divopd.models.weights import gathered_weights
-    from divopd.run.checkpoints import load_weights, publish_weights
     from divopd.models.tiny import TinySize, build_model, build_tokenizer
+    from divopd.run.checkpoints import load_weights, publish_weights
 
     heads = hidden // 64
     size = TinySize(hidden=hidden, layers=layers, heads=heads, key_value_heads=heads // 2, feed_forward=3 * hidden)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from store_processes import make_rollout
 
 from divopd.methods import make_composer
 from divopd.metrics import batch_figures
 from divopd.store import Store
-from store_processes import make_rollout
 
 SETTINGS = {"batch_size": 8, "pool_multiplier": 4, "cap": 2, "max_staleness": 2, "max_pending_age": 3}
 WAITED_S, UPDATE_S = 2.0, 10.0

@@ -3,8 +3,8 @@
 from itertools import islice
 from pathlib import Path
 
-from divopd.config import Config
 from divopd.bootstrap.demonstrations import Slips, demonstrate, texts
+from divopd.config import Config
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.simulated import SimulatedRun

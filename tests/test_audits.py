@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store_processes import make_rollout
 
 from divopd.audits.cost import audit_cost
 from divopd.audits.kinds import audit_kinds
@@ -20,7 +21,6 @@ from divopd.errors import InputError
 from divopd.store import Store
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import Turn, write_turns
-from store_processes import make_rollout
 
 
 def make_turn(rollout: str, turn: int, *, score: float, success: bool, version: int = 0, tokens: int = 2) -> Turn:
@@ -239,7 +239,7 @@ def test_the_expectation_of_base_is_the_mean_of_its_draws() -> None:
     torch = pytest.importorskip("torch")
     from divopd.audits.geometry import expected_base
     from divopd.composers import candidate_of
-from divopd.methods import make_composer
+    from divopd.methods import make_composer
 
     sizes = {"a": 5, "b": 2, "c": 3}
     turns = [

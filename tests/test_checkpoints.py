@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from divopd.errors import CheckpointError  # noqa: E402
 from divopd.run.checkpoints import (  # noqa: E402
     CHECKPOINT_FILES,
     latest_checkpoint,
@@ -24,7 +25,6 @@ from divopd.run.checkpoints import (  # noqa: E402
     save_checkpoint,
     verify,
 )
-from divopd.errors import CheckpointError  # noqa: E402
 
 
 class Tied(torch.nn.Module):

@@ -11,9 +11,9 @@ import yaml
 
 from divopd.config import Config, load_config
 from divopd.errors import InputError
-from divopd.plan.forecast import memory_by_actor
 from divopd.models.model_files import read_model_facts
 from divopd.plan.dry_run import make_plan
+from divopd.plan.forecast import memory_by_actor
 from small_runs import config
 
 WITHOUT_RAY = "ray is not installed; install it with: pip install 'divopd[ray]'"

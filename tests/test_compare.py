@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divopd.cli import compare
-from divopd.methods import make_composer
 from divopd.errors import InputError
+from divopd.methods import make_composer
 from divopd.replay import load_recording, replay, utilization_of
 from divopd.report.run_comparison import RunComparison, compare_runs
 from divopd.report.runs import Costs, named_runs, read_run, run_folders

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the configuration holds settings of the learner (extra train)")
 
-from divopd.methods import METHODS
 from divopd.config import Config, load_config
 from divopd.errors import InputError
+from divopd.methods import METHODS
 from divopd.models.optimization import Optimization
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -7,12 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from divopd.pipeline.evaluator import Evaluator  # noqa: E402
+
+from divopd.bootstrap.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
 from divopd.config import load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
-from divopd.bootstrap.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
-from divopd.pipeline.evaluator import Evaluator  # noqa: E402
 from divopd.pipeline.models import load_models  # noqa: E402
 from divopd.prompts import Codec  # noqa: E402
 

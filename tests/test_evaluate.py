@@ -11,14 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from divopd.run.checkpoints import publish_weights  # noqa: E402
+from divopd.pipeline.evaluator import Evaluator  # noqa: E402
+
 from divopd.cli import evaluate  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402
 from divopd.errors import InputError  # noqa: E402
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model  # noqa: E402
-from divopd.pipeline.evaluator import Evaluator  # noqa: E402
 from divopd.pipeline.models import load_student  # noqa: E402
 from divopd.prompts import Codec  # noqa: E402
+from divopd.run.checkpoints import publish_weights  # noqa: E402
 
 DRAW = f"{Path(__file__).parent / 'lucky_draw.py'}:LuckyDraw"
 SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=512)

@@ -13,8 +13,8 @@ from divopd import Turn
 from divopd.errors import AlignmentError, DivopdError, InputError
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.optimization import Optimization
-from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
 from divopd.models.packing import make_row, merge_rows
+from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
 from token_rollouts import (
     HISTORIES,
     dead,

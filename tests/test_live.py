@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from divopd.audits.ledger import audit_ledger
-from divopd.methods import METHODS
 from divopd.errors import DivopdError
+from divopd.methods import METHODS
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveRun
 from divopd.store import Store

@@ -8,8 +8,8 @@ import torch
 
 from divopd import Turn, make_composer
 from divopd.learner.torch_learner import TorchLearner
-from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.objective import opd_loss, token_weights
+from divopd.models.transformers_policy import TransformersPolicy
 from divopd.validity import disagreement, why_invalid
 from token_rollouts import dead, gradient, own_copy, plain_gradient, pool, rollout, tiny_model
 

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra ray: pip install 'divopd[ray]'")
 import ray
 from ray.cluster_utils import Cluster
+from store_processes import make_rollout, make_test_composer
 
 from divopd.audits.ledger import audit_ledger
 from divopd.errors import FencedError, StoreError
@@ -22,7 +23,6 @@ from divopd.pipeline.begin import begin_run
 from divopd.pipeline.on_ray import RayRun, StoreActor
 from divopd.store import Store
 from small_runs import config, outcome
-from store_processes import make_rollout, make_test_composer
 
 
 @pytest.fixture(scope="module")

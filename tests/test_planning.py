@@ -14,10 +14,10 @@ pytest.importorskip("transformers")
 from divopd.cli import main
 from divopd.config import Config, load_config
 from divopd.errors import InputError, MissingExtraError
-from divopd.plan.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.models.model_files import read_model_facts
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
 from divopd.plan.dry_run import Plan, make_plan
+from divopd.plan.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.store import Store
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -8,10 +8,10 @@ import pytest
 from safetensors.torch import load_file
 
 from divopd.audits.ledger import audit_ledger
-from divopd.run.checkpoints import load_weights
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveRun
 from divopd.pipeline.models import load_student
+from divopd.run.checkpoints import load_weights
 from divopd.store import Store
 from small_runs import config, outcome
 

@@ -12,15 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from coin_hunt import CoinHunt, Guide  # noqa: E402
-from divopd.cli import sft as command  # noqa: E402
 from divopd.bootstrap.demonstrations import Slips, demonstrate, encode  # noqa: E402
-from divopd.errors import EnvironmentFailure, InputError  # noqa: E402
-from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate  # noqa: E402
-from divopd.models.attention import Packed  # noqa: E402
-from divopd.models.policy import Response  # noqa: E402
-from divopd.models.tiny import TinySize  # noqa: E402
-from divopd.models.transformers_policy import TransformersPolicy, hidden_states  # noqa: E402
-from divopd.prompts import Codec, PromptStyle  # noqa: E402
 from divopd.bootstrap.sft import (  # noqa: E402
     Evaluations,
     Lessons,
@@ -31,6 +23,14 @@ from divopd.bootstrap.sft import (  # noqa: E402
     new_policy,
     teach,
 )
+from divopd.cli import sft as command  # noqa: E402
+from divopd.errors import EnvironmentFailure, InputError  # noqa: E402
+from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate  # noqa: E402
+from divopd.models.attention import Packed  # noqa: E402
+from divopd.models.policy import Response  # noqa: E402
+from divopd.models.tiny import TinySize  # noqa: E402
+from divopd.models.transformers_policy import TransformersPolicy, hidden_states  # noqa: E402
+from divopd.prompts import Codec, PromptStyle  # noqa: E402
 
 HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
 TERSE = PromptStyle(answer="terse", actions="unlisted")

@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from divopd.pipeline.exploration import Exploration
 
 from divopd.audits.ledger import audit_ledger
-from divopd.run.checkpoints import publish_weights, read_weights
-from divopd.config import Config, load_config
 from divopd.bootstrap.embedded import model_folder
+from divopd.config import Config, load_config
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
 from divopd.explorer import rows_of
 from divopd.learner.torch_learner import TorchLearner
@@ -25,9 +25,9 @@ from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
-from divopd.pipeline.exploration import Exploration
 from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.prompts import Codec
+from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.store import Store
 from divopd.teacher import Teachers, score_rollouts
 from divopd.turns import Rollout

@@ -30,10 +30,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from divopd.composers import Composer, Settings
-from divopd.methods import METHODS
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
+from divopd.methods import METHODS
 from divopd.models.engine import EngineName
 from divopd.models.optimization import Lora, Optimization
 from divopd.prompts import PromptStyle, style_for

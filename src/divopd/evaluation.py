@@ -52,9 +52,7 @@ class Exam:
         acting = replace(self.acting, takeover_at=after_turns)
         return self._play(acting, student=student, teacher_of=lambda task: teacher)
 
-    def _play(
-        self, acting: Acting, *, student: Policy, teacher_of: Callable[[str], Policy] | None
-    ) -> Evaluation:
+    def _play(self, acting: Acting, *, student: Policy, teacher_of: Callable[[str], Policy] | None) -> Evaluation:
         starts = [Start(number, task, self.horizon) for number, task in enumerate(self.tasks)]
         environments = self._environments()
         return Evaluation(

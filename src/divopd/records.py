@@ -73,7 +73,7 @@ class UpdateFigures:
 
 @dataclass(frozen=True)
 class QueueFigures:
-    """What had arrived when an update was recorded, and what left the pool with it, in turns unless it says rollouts."""
+    """What had arrived when an update was recorded, and what left the pool with it: turns unless it says rollouts."""
 
     rollouts_put: int  # since the start of the run
     turns_put: int

@@ -1,4 +1,4 @@
-"""A learner that hashes instead of learning: equal weights mean equal batches in equal order, and no torch is needed."""
+"""A learner that hashes instead of learning: equal weights mean equal batches in equal order; needs no torch."""
 
 import hashlib
 import json

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from divopd.methods import make_composer
 from divopd.composers.composer import Composer
+from divopd.methods import make_composer
 from divopd.store import Ledger, Queue, Store
 from divopd.turns import Rollout, Turn, turn_to_json
 

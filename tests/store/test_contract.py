@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from store_processes import fill, make_rollout, make_test_composer
 
-from divopd.methods import METHODS, make_composer
 from divopd.composers.arrival import Vanilla
 from divopd.composers.composer import Candidate, Composer, Selection, Settings, candidate_of
 from divopd.composers.rollout_first import DivOPD
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
+from divopd.methods import METHODS, make_composer
 from divopd.store import Evaluations, Ledger, Queue, Store
 from divopd.turns import Rollout
 from doubles.memory_store import MemoryStore

@@ -12,8 +12,8 @@ from store_processes import make_rollout, make_test_composer
 
 from divopd.audits.ledger import audit_ledger
 from divopd.cli import main
-from divopd.methods import METHODS, make_composer
 from divopd.errors import DivopdError, LedgerError
+from divopd.methods import METHODS, make_composer
 from divopd.replay import load_recording, replay
 from divopd.store import Store
 from divopd.store.journal import to_json_bytes

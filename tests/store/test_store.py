@@ -12,10 +12,10 @@ from store_processes import fill, make_rollout, make_test_composer
 
 from divopd.audits.ledger import audit_ledger
 from divopd.composers import Composer
-from divopd.methods import METHODS, make_composer
 from divopd.composers.arrival import Vanilla
 from divopd.composers.composer import Candidate, Decision, Selection, Settings
 from divopd.errors import FencedError, InputError, NotAStoreError, StoreError, TurnFormatError
+from divopd.methods import METHODS, make_composer
 from divopd.metrics import batch_figures, figures_of_shares
 from divopd.store import Store, StoreViews
 from divopd.store.session import seal

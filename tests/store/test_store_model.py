@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_processes import make_rollout
 
 from divopd.audits.ledger import audit_ledger
-from divopd.methods import METHODS, make_composer
 from divopd.errors import DivopdError
+from divopd.methods import METHODS, make_composer
 from divopd.store import JournaledBatch, Store
 from divopd.turns import Rollout
 from doubles.memory_store import MemoryStore

@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from divopd.methods import make_composer
 from divopd.composers.composer import Candidate, candidate_of
 from divopd.errors import InputError, LedgerError
+from divopd.methods import make_composer
 from divopd.store.journal import Account, JournalEntry, Key, StoredTurn, entry_of, exits_of
-from divopd.store.reader import StoreReader, read_fresh
+from divopd.store.reader import StoreReader, available
 from divopd.turns import Fate
 
 
@@ -66,7 +66,7 @@ def _recompute(store: StoreReader, turns: list[StoredTurn]) -> dict[Key, tuple[i
         entry = store.journal(update)
         try:
             composer = make_composer(**asdict(entry.settings))
-            fresh = read_fresh(unread, composer=composer, update=update, pending=pending)
+            fresh = composer.read(available(unread, update=update), update=update, pending=pending)
             pool = pending + [unread.popleft().candidate(update=update) for _ in fresh]
             decision = composer.decide(pool, update=update)
         except (InputError, TypeError) as error:  # a stranger's store may hold any settings

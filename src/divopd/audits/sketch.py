@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from divopd.models.attention import Packed
 from divopd.models.logprobs import hidden_states, log_softmax
-from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.objective import opd_loss
 from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.packing import Span, make_row, micro_batches
+from divopd.models.transformers_policy import TransformersPolicy
 from divopd.turns import Turn
 from divopd.validity import valid_mask
 

@@ -81,9 +81,9 @@ def build(name: str, folder: Path) -> float:
 
 def _train(name: str) -> "tuple[TransformersPolicy, float]":
     from divopd.bootstrap.demonstrations import Slips
+    from divopd.bootstrap.sft import Evaluations, Lessons, SftSettings, new_policy, teach
     from divopd.evaluation import Evaluation
     from divopd.prompts import style_for
-    from divopd.bootstrap.sft import Evaluations, Lessons, SftSettings, new_policy, teach
 
     recipe = RECIPES[name]
     style = style_for(recipe.environment, answer="terse", actions="unlisted")

@@ -86,8 +86,8 @@ def _is_run(what: str) -> bool:
 
 def _of_run(folder: Path, args: argparse.Namespace) -> tuple["Config", Path]:
     """A run is evaluated as it was configured, with the weights of one of its versions."""
-    from divopd.run.checkpoints import latest_checkpoint
     from divopd.config import load_config
+    from divopd.run.checkpoints import latest_checkpoint
     from divopd.run.durable_folder import numbered_folders, numbered_path
 
     if args.config or args.environment:
@@ -143,8 +143,8 @@ def _in_place(config: "Config", model: str) -> "Config":
 
 
 def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
-    from divopd.run.checkpoints import load_weights
     from divopd.pipeline.models import load_student
+    from divopd.run.checkpoints import load_weights
 
     policy = load_student(config)
     if weights is not None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from divopd.composers import Composer, Decision
-from divopd.methods import METHODS, make_composer
 from divopd.errors import InputError
+from divopd.methods import METHODS, make_composer
 from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay
 
 HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from divopd.errors import InputError
 
 if TYPE_CHECKING:
-    from divopd.models.transformers_policy import TransformersPolicy
     from divopd.bootstrap.sft import Lessons
+    from divopd.models.transformers_policy import TransformersPolicy
 
 HELP = "Fine-tune a model on rollouts of an environment's expert (a teacher), or of a weak policy (a weak student)."
 EXAMPLE = """divopd sft alfworld-small --out teacher --until 90
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--threads is {args.threads}; expected 1 or more")
     import torch
 
-    from divopd.models.tiny import save_model
     from divopd.bootstrap.sft import Evaluations, SftSettings, teach
+    from divopd.models.tiny import save_model
 
     torch.set_num_threads(args.threads)
     lessons = _lessons(args)
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _lessons(args: argparse.Namespace) -> "Lessons":
     from divopd.bootstrap.demonstrations import Slips
-    from divopd.prompts import style_for
     from divopd.bootstrap.sft import Lessons
+    from divopd.prompts import style_for
 
     given = {name: getattr(args, name) for name in ("plausible", "random", "repeat")}
     slips = Slips(**{name: share for name, share in given.items() if share is not None})
@@ -99,8 +99,8 @@ def _lessons(args: argparse.Namespace) -> "Lessons":
 
 
 def _policy(args: argparse.Namespace, lessons: "Lessons") -> "TransformersPolicy":
-    from divopd.models.transformers_policy import TransformersPolicy
     from divopd.bootstrap.sft import new_policy
+    from divopd.models.transformers_policy import TransformersPolicy
 
     return new_policy(lessons, seed=args.seed) if args.start is None else TransformersPolicy.load(args.start)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from divopd.run.durable_folder import numbered_folders
 from divopd.errors import DivopdError
 from divopd.experiments.results import load_result, result_of
 from divopd.experiments.wanted import Wanted
 from divopd.pipeline.begin import begin_run
+from divopd.run.durable_folder import numbered_folders
 from divopd.store import Store
 
 POLL_S = 1.0

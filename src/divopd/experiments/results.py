@@ -9,13 +9,13 @@ from typing import Any
 
 from divopd.errors import InputError
 from divopd.experiments.wanted import Wanted, same_settings
-from divopd.store.journal import Account
 from divopd.metrics import Utilization, mean_of_last
 from divopd.records import BatchFigures, encode_update
 from divopd.report.run_comparison import CURRENCIES, Standing, compare_runs
 from divopd.report.runs import Costs, Evaluated, RunFigures, read_run
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 from divopd.store import Store
+from divopd.store.journal import Account
 
 BATCH = tuple(field.name for field in fields(BatchFigures))
 OTHERS = ("stale", "aged_out", "invalid", "queued", "turns_put", "waited_s")

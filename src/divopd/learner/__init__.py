@@ -17,7 +17,7 @@ class Learner(Protocol):
     """Trains a student in place."""
 
     def update(self, turns: Sequence[Turn], weights: Sequence[float]) -> UpdateFigures:
-        """Train on one batch, each row with its weight. An invalid turn is a dead row. If it raises, nothing changed."""
+        """Train on a batch, each row with its weight; an invalid turn is a dead row. If it raises, nothing changed."""
         ...
 
     def weights(self) -> Weights:

@@ -20,12 +20,12 @@ from torch.distributed.tensor import DTensor
 
 from divopd.errors import DivopdError, InputError
 from divopd.learner import Weights
-from divopd.models.optimization import Optimization
-from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.weights import gathered_weights
 from divopd.models.objective import opd_loss, token_weights
+from divopd.models.optimization import Optimization
 from divopd.models.packing import Row, make_row, merge_rows, micro_batches
 from divopd.models.packing import Sequence as TokenSequence
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.weights import gathered_weights
 from divopd.records import LogprobGap, UpdateFigures
 from divopd.run.checkpoints import load_checkpoint, save_checkpoint
 from divopd.turns import Turn

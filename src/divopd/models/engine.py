@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from divopd.models.policy import Policy, Response, Weights
 from divopd.models.optimization import Lora
+from divopd.models.policy import Policy, Response, Weights
 
 EngineName = Literal["transformers", "vllm"]
 

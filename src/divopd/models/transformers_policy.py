@@ -20,10 +20,10 @@ from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.model_files import require_model
-from divopd.models.policy import Response, refuse_foreign_ids
-from divopd.models.weights import fill_weights, gathered_weights
 from divopd.models.optimization import Lora
 from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
+from divopd.models.policy import Response, refuse_foreign_ids
+from divopd.models.weights import fill_weights, gathered_weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -82,9 +82,9 @@ class StoreActor:
 class RemoteStore:
     """The store as the roles on a cluster see it: a Queue and a Ledger. While its actor is down, callers wait.
 
-    Ray repeats a call whose answer was lost with the store's actor, so each of these leaves the store as one call would;
-    a number of `reserve` may be lost, as it is with an explorer that dies. A `record` that is repeated says False: the
-    learner's observer does not hear of it then, and whoever reads the store does.
+    Ray repeats a call whose answer was lost with the store's actor, so each of these leaves the store as one call
+    would; a number of `reserve` may be lost, as it is with an explorer that dies. A `record` that is repeated says
+    False: the learner's observer does not hear of it then, and whoever reads the store does.
     """
 
     def __init__(self, actor: Any) -> None:

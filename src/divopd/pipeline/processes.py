@@ -175,7 +175,7 @@ class News:
                 if version not in self._versions:
                     self._versions.add(version)
                     self._observer.evaluated(record)
-        for number, kind, event in self._store.events(after=self._last_event) if cursor.events != self._last_event else ():
+        for number, kind, event in self._store.events(after=self._last_event):
             self._last_event = number
             if kind == "teacher_away":
                 self._observer.told(f"a teacher is away, its rollouts wait: {event['error']}")

@@ -1,4 +1,4 @@
-"""Training rollouts as the config wants them, on either clock: which task comes next, how deep it may go, who may help."""
+"""Training rollouts as the config wants them: which task comes next, how deep it may go, who may help."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -49,9 +49,16 @@ class Place:
 
 
 def train(
-    config: Config, *, learner: Learner, ledger: Ledger, world: World, run: RunFolder, observer: Observer, wishes: Wishes
+    config: Config,
+    *,
+    learner: Learner,
+    ledger: Ledger,
+    world: World,
+    run: RunFolder,
+    observer: Observer,
+    wishes: Wishes,
 ) -> None:
-    """Train to the last update of the config. When the run is to stop, the newest update is saved and Stopped raised."""
+    """Train to the last update of the config; Stopped means that the run was asked to stop, and is saved."""
     epoch = ledger.begin_learner()
     composer = find_method(config.method).make_composer(config.composer)
     place = _restore(run, learner, world)

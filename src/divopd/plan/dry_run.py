@@ -15,10 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from divopd.config import Config, ModelPart
 from divopd.bootstrap.embedded import model_folder
+from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
+from divopd.loggers import require
+from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
+from divopd.models.openai_policy import OpenAIPolicy
+from divopd.models.published import PUBLISHED
 from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -31,11 +35,7 @@ from divopd.plan.forecast import (
     memory_by_device,
     sample_rollouts,
 )
-from divopd.loggers import require
 from divopd.plan.machine import free_disk, free_memory, in_bytes
-from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
-from divopd.models.openai_policy import OpenAIPolicy
-from divopd.models.published import PUBLISHED
 from divopd.prompts import Codec
 from divopd.teacher import check_lengths, check_vocabularies
 

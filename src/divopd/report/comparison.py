@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from divopd.composers import Composer, Decision
-from divopd.methods import METHODS
 from divopd.composers.composer import counted_reasons
 from divopd.errors import InputError, MissingExtraError
+from divopd.methods import METHODS
 from divopd.metrics import Utilization, batch_figures, mean_of_last
 from divopd.records import BatchFigures
 from divopd.replay import Recording, replay, utilization_of

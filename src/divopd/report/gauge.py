@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from divopd.methods import METHODS
-from divopd.records import UpdateRecord
 from divopd.composers.adaptive import DivOPDAdaptive
 from divopd.composers.composer import Settings
 from divopd.composers.rollout_first import RolloutFirst
+from divopd.methods import METHODS
+from divopd.records import UpdateRecord
 
 WINDOW = 20  # updates looked back at
 NOTICEABLE_WAIT = 0.2  # of the learner's time

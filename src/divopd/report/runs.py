@@ -9,11 +9,11 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
 from divopd.errors import InputError
-from divopd.store.journal import Account
 from divopd.metrics import Utilization, utilization_of_counts
 from divopd.records import BatchFigures, Clock, UpdateRecord
 from divopd.report.fates import shown_fates
 from divopd.store import is_store, store_path
+from divopd.store.journal import Account
 from divopd.store.schema import STORE_NAME
 from divopd.store.views import RolloutTally, StoreViews
 

@@ -184,7 +184,8 @@ def _unflatten_optimizer(
     for key, tensor in load_file(path / "optimizer.safetensors").items():
         field, name = key.split("/", 1)
         parameter = parameters[name]
-        whole = distributed_like(tensor, parameter) if tensor.shape == parameter.shape else tensor  # AdamW's step is one number
+        same = tensor.shape == parameter.shape  # AdamW's step is one number
+        whole = distributed_like(tensor, parameter) if same else tensor
         state.setdefault(index[name], {})[field] = whole
     saved = [{key: tuple(v) if isinstance(v, list) else v for key, v in group.items()} for group in settings]
     numbered = [

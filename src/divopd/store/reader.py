@@ -1,11 +1,10 @@
 """Reading a store: batches, fates, the account, the recording, records and notes. Nothing here changes a file."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from divopd.composers.composer import Candidate, Composer
 from divopd.errors import InputError, LedgerError, NotAStoreError, StoreError
 from divopd.records import EvaluationRecord, UpdateRecord, decode_evaluation, decode_update
 from divopd.store.journal import Account, JournaledBatch, JournalEntry, Key, StoredTurn, decode_entry
@@ -31,25 +30,9 @@ _PAYLOAD = f"""SELECT t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTE
     FROM turns t LEFT JOIN payloads p ON p.arrival = t.arrival WHERE t.arrival = ?"""
 
 
-def read_fresh(
-    queue: Iterable[StoredTurn], *, composer: Composer, update: int, pending: Iterable[StoredTurn | Candidate]
-) -> list[StoredTurn]:
-    """The reader of docs/specification.md §4.2 step 2: turns in arrival order until the pool is full or none is left.
-
-    Stale turns on the way are read too, but take no room: the composer reports them. `queue` starts at the first
-    unread turn and is read no further than needed.
-    """
-    oldest = composer.oldest_version(update)
-    room = composer.pool_size - sum(turn.version >= oldest for turn in pending)
-    fresh: list[StoredTurn] = []
-    for turn in queue if room > 0 else ():
-        if turn.available_at > update:
-            break
-        fresh.append(turn)
-        room -= turn.version >= oldest
-        if room == 0:
-            break
-    return fresh
+def available(queue: Iterable[StoredTurn], *, update: int) -> Iterator[StoredTurn]:
+    """The turns of a queue that an update may read: all up to the first that arrived after it."""
+    return takewhile(lambda turn: turn.available_at <= update, queue)
 
 
 class StoreReader(Session):

@@ -30,7 +30,7 @@ from divopd.store.journal import (
     to_json_bytes,
 )
 from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_turn
-from divopd.store.reader import BY_ARRIVAL, RecordKind, StoreReader, read_fresh, stored_turn
+from divopd.store.reader import BY_ARRIVAL, RecordKind, StoreReader, available, stored_turn
 from divopd.store.schema import connect, create_file, store_path
 from divopd.store.session import entry_digest, rollout_digest, seal
 from divopd.turns import Rollout, Turn, turn_from_json
@@ -221,7 +221,7 @@ class Store(StoreReader):
         """Pending turns, then those read now, each in arrival order."""
         pending = self._stored(BY_ARRIVAL + "WHERE t.fate = 'pending' ORDER BY t.arrival")
         queue = self._db.execute(BY_ARRIVAL + "WHERE t.arrival > ? ORDER BY t.arrival", (self._watermark(),))
-        fresh = read_fresh(map(stored_turn, queue), composer=composer, update=update, pending=pending)
+        fresh = composer.read(available(map(stored_turn, queue), update=update), update=update, pending=pending)
         queue.close()
         return pending + fresh
 

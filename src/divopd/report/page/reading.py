@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from divopd.errors import StoreError
-from divopd.store.journal import StoredTurn
 from divopd.prompts.style import PromptStyle
 from divopd.report.fates import why
 from divopd.report.page.words import Words
+from divopd.store.journal import StoredTurn
 from divopd.store.views import StoreViews
 from divopd.turns import Turn
 from divopd.validity import valid_mask, why_invalid
