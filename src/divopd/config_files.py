@@ -12,6 +12,9 @@ from divopd.errors import InputError
 Place = tuple[str, ...]  # the keys that lead to a value
 
 
+SWITCHES = (("environment", "settings"), ("learner", "keep_tokens"))  # where true and false are values
+
+
 @dataclass(frozen=True)
 class Layered:
     """Merged data, and for each place the file or override that said it last."""
@@ -33,9 +36,9 @@ class Layered:
         for key, value in data.items():
             place = (*above, str(key))
             self.origins[place] = origin
-            if isinstance(value, bool) and place[:2] != ("environment", "settings"):
+            if isinstance(value, bool) and place[:2] not in SWITCHES:
                 raise InputError(
-                    f"{origin}: {'.'.join(place)} is {value}, as YAML reads yes, no, on and off; no setting is that"
+                    f"{origin}: {'.'.join(place)} is {value}, as YAML reads yes, no, on and off; expected another value"
                 )
             if isinstance(value, Mapping):
                 below = into.get(key)
