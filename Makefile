@@ -2,6 +2,7 @@
 # make test   set up everything and run the tests
 # make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
 # make check  format, lint, types, direction of imports
+# make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
 # make lock   the newest versions that fit into constraints.txt
 # TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB, not 2.7)
 PYTHON ?= python3
@@ -53,7 +54,7 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
 	touch $@
 
-.PHONY: setup demo test test-slow check format lock
+.PHONY: setup demo test test-slow check format fresh lock
 
 setup: $(VENV)/installed
 
@@ -77,6 +78,9 @@ check: setup
 format: setup
 	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/ruff check --fix src tests benchmarks examples
+
+fresh:
+	@PYTHON='$(PYTHON)' scripts/fresh
 
 lock: .venv-lock/installed
 	scripts/lock .venv-lock/bin/uv $(subst $(comma), ,$(EXTRAS),$(SLOW_EXTRAS))
