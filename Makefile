@@ -4,7 +4,7 @@
 # make check  format, lint, types, direction of imports
 # make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
 # make lock   the newest versions that fit into constraints.txt
-# TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB, not 2.7)
+# TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB instead of 2.7)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
