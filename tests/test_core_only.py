@@ -120,7 +120,7 @@ def test_it_works_or_names_the_extra(core: Path, place: Path, call: str, extra: 
     else:
         assert done.returncode == 2, done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
-        assert done.stderr.endswith(f" is not installed; run pip install '.[{extra}]' in the clone of divopd\n")
+        assert done.stderr.endswith(f" is not installed; run pip install -e '.[{extra}]' in the clone of divopd\n")
         assert not (place / "made").exists()
 
 

@@ -57,7 +57,7 @@ def test_it_works_without_any_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     parts = {check["part"]: check for check in json.loads(done.stdout)["checks"]}
-    assert "pip install '.[train]'" in parts["GPU"]["install"]
+    assert "pip install -e '.[train]'" in parts["GPU"]["install"]
 
 
 def test_the_machine_is_measured(tmp_path: Path) -> None:

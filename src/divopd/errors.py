@@ -45,7 +45,7 @@ class UnknownNameError(InputError):
 
 def how_to_install(extra: str) -> str:
     """The command that brings an extra. divopd is on no registry: it is installed from a clone."""
-    return f"pip install '.[{extra}]' in the clone of divopd"
+    return f"pip install -e '.[{extra}]' in the clone of divopd"
 
 
 class MissingExtraError(InputError):
