@@ -87,7 +87,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
 
     LOGGERS["missing"] = Missing
     try:
-        with pytest.raises(MissingExtraError, match=r"divopd\[missing\]"):
+        with pytest.raises(MissingExtraError, match=r"\.\[missing\]"):
             Loggers(tmp_path, ["missing"], {})
     finally:
         del LOGGERS["missing"]

@@ -18,7 +18,7 @@ from typing import Any
 from divopd.config import Config, ModelPart
 from divopd.embedded import model_folder
 from divopd.environments import find_entry, missing_parts, tasks
-from divopd.errors import DivopdError, InputError
+from divopd.errors import DivopdError, InputError, MissingExtraError
 from divopd.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -204,7 +204,7 @@ def _check_extras(config: Config, plan: Plan) -> None:
         wanted["ray"] = "ray"
     for module, extra in wanted.items():
         if find_spec(module) is None:
-            plan.lack(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
+            plan.lack(str(MissingExtraError(module, extra)))
 
 
 def _check_memory(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from divopd.errors import DivopdError, InputError
+from divopd.extras import require
 
 HELP = "Train a student against a frozen teacher: explorers, teacher, queue, composer and learner at once."
 EXAMPLE = "divopd train configs/default/divopd.yaml --out runs/mine --set learner.updates=50"
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if (args.config is None) == (args.resume is None):
         raise InputError("give a CONFIG to start a run, or --resume RUN to go on with one")
+    require("train")  # before a folder is made
     from divopd.config import load_config
 
     if args.resume:
@@ -41,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
-    from divopd.loggers import Loggers, require
+    from divopd.loggers import Loggers
+    from divopd.loggers import require as require_loggers
     from divopd.pipeline.begin import begin_run, make_run
     from divopd.report.terminal import TerminalView
 
-    require(config.loggers)
+    require_loggers(config.loggers)
     if not args.resume:
         begin_run(config, folder)
     with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:
