@@ -95,10 +95,9 @@ class Play:
 
 @dataclass(frozen=True)
 class Pass:
-    """One look of a model at tokens; `training` tells the learner from those who act and score."""
+    """One time that a model read tokens; `training` tells the learner from those who act and score."""
 
     training: bool
-    tokens: int
     threads: int
 
 
@@ -236,12 +235,12 @@ def recorded_in(run: Path) -> Iterator[None]:
 
 @contextmanager
 def _watched_models() -> Iterator[Passes]:
-    """Note what models read, whoever calls them: torch tells it of every module."""
+    """Note when models are at work, whoever calls them: torch tells it of every module."""
     passes = Passes()
 
     def note(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if isinstance(module, torch.nn.Embedding):
-            passes.all.append(Pass(module.training, inputs[0].numel(), torch.get_num_threads()))
+            passes.all.append(Pass(module.training, torch.get_num_threads()))
         elif isinstance(module, torch.nn.Linear) and module.training:
             passes.layers_trained.append(str(module))
 

@@ -28,11 +28,13 @@ def untested(schema: type) -> list[str]:
 
 
 def test_every_key_has_a_test() -> None:
+    """A key that is added without one is named."""
     missing = untested(Config)
     assert not missing, f"no test changes {', '.join(missing)}: write one in tests/config_keys"
 
 
 def test_every_test_has_a_key() -> None:
+    """A key that is gone leaves no test behind."""
     gone = TESTED.keys() - set(keys_of(Config))
     assert not gone, f"tests change {', '.join(sorted(gone))}, which is no key any more"
 
@@ -65,6 +67,7 @@ def test_a_key_that_stands_elsewhere_is_refused(lab: Lab, key: str, place: str) 
 
 @pytest.mark.parametrize("named", sorted({plan.run_by for plan in PLANNED.values() if plan.run_by}))
 def test_what_is_only_planned_here_is_run_by_a_test_that_exists(named: str) -> None:
+    """The list of tests that run elsewhere stays true."""
     file, _, test = named.partition("::")
     assert f"\ndef {test}(" in (ROOT / file).read_text(encoding="utf-8")
 

@@ -13,9 +13,10 @@ from key_runs import Lab, Run, changing, checks
 # ── composer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@changing("composer.batch_size", "5")
+@changing("composer.batch_size", "9")
 def test_batches_have_so_many_rows(before: Run, after: Run) -> None:
-    for run, size in ((before, 6), (after, 5)):
+    """With nine the learner waits for a third rollout."""
+    for run, size in ((before, 6), (after, 9)):
         assert [figures["rows"] for figures in run.updates] == [size] * 3
         assert len(run.first_batch) == size
 
@@ -28,6 +29,7 @@ def test_the_pool_has_so_many_batches(before: Run, after: Run) -> None:
 
 @changing("composer.cap", "3")
 def test_a_rollout_gives_so_many_turns_in_the_first_pass(before: Run, after: Run) -> None:
+    """Then it is the next one's turn."""
     for run, cap in ((before, 2), (after, 3)):
         order = [rollout for rollout, _ in run.first_batch]
         assert next(n for n, rollout in enumerate(order) if rollout != order[0]) == cap
@@ -53,6 +55,7 @@ def test_turns_wait_for_so_many_updates(before: Run, after: Run) -> None:
 
 @changing("learner.lr", "2e-3")
 def test_a_doubled_learning_rate_doubles_the_first_step(before: Run, after: Run) -> None:
+    """For every single weight."""
     for name, step in _steps(before, 0).items():
         torch.testing.assert_close(_steps(after, 0)[name], 2 * step, rtol=1e-3, atol=1e-6)
 
@@ -69,6 +72,7 @@ def test_without_memory_every_step_has_the_same_size(before: Run, after: Run) ->
 
 @changing("learner.weight_decay", "100")
 def test_weights_decay_by_their_own_size(before: Run, after: Run) -> None:
+    """What is added to the first step is the learning rate times the decay times the weight."""
     for name, start in before.tensors(0).items():
         more = after.tensors(1)[name] - before.tensors(1)[name]
         torch.testing.assert_close(more, -1e-3 * (100 - 0.01) * start, rtol=1e-3, atol=1e-6)
@@ -85,6 +89,7 @@ def test_the_gradient_is_clipped(before: Run, after: Run) -> None:
 
 @changing("learner.beta", "2")
 def test_beta_scales_the_advantage(before: Run, after: Run) -> None:
+    """Loss and gradient of the first update grow by the same factor."""
     assert _gradient(after) == pytest.approx(2 * _gradient(before), rel=1e-4)
     assert after.updates[0]["learner"]["loss"] == pytest.approx(2 * before.updates[0]["learner"]["loss"], rel=1e-4)
 
@@ -117,6 +122,7 @@ def test_products_are_computed_in_bfloat16(before: Run, after: Run) -> None:
 
 @changing("learner.updates", "5")
 def test_a_run_has_so_many_updates(before: Run, after: Run) -> None:
+    """The last version is evaluated, and the terminal counts up to it."""
     for run, updates in ((before, 3), (after, 5)):
         assert [figures["update"] for figures in run.updates] == list(range(updates))
         assert max(run.evaluations) == updates

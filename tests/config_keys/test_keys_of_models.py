@@ -27,6 +27,7 @@ def test_another_method_composes_its_own_batches(before: Run, after: Run) -> Non
 
 @changing("threads", "2", "learner.updates=1", "composer.batch_size=1", "environment.horizon=1", "evaluation.tasks=1")
 def test_models_compute_with_so_many_threads(before: Run, after: Run) -> None:
+    """All of them: student, teacher and learner."""
     assert {one.threads for one in before.passes.all} == {1}
     assert {one.threads for one in after.passes.all} == {2}
 
@@ -72,6 +73,7 @@ LORA = "student.lora={rank: 2, alpha: 4}"
 
 @changing("student.lora", "{rank: 2, alpha: 4}")
 def test_with_adapters_only_they_are_trained(before: Run, after: Run) -> None:
+    """All other weights are those of the initial student."""
     assert not any("lora" in name for name in before.tensors(0))
     old, new = after.tensors(0), after.tensors(1)
     changed = {name for name in old if not torch.equal(old[name], new[name])}
@@ -81,6 +83,7 @@ def test_with_adapters_only_they_are_trained(before: Run, after: Run) -> None:
 
 @changing("student.lora.rank", "3", LORA)
 def test_adapters_have_the_rank(before: Run, after: Run) -> None:
+    """Both of their matrices."""
     for run, rank in ((before, 2), (after, 3)):
         assert {value.shape[0] for name, value in run.tensors(0).items() if "lora_A" in name} == {rank}
         assert {value.shape[1] for name, value in run.tensors(0).items() if "lora_B" in name} == {rank}

@@ -15,6 +15,7 @@ VLLM = "tests/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
     "clock", "live", needs="a process for each role", run_by="tests/test_live.py::test_every_method_trains_to_the_end"
 )
 def test_the_plan_names_the_clock(plan_before: str, plan_after: str) -> None:
+    """And says of which time it speaks."""
     assert "simulated clock" in _line(plan_before, "run")
     assert "on the virtual clock" in _line(plan_before, "time")
     assert "live clock" in _line(plan_after, "run")
@@ -40,6 +41,7 @@ def test_every_explorer_has_a_copy_of_the_student(plan_before: str, plan_after: 
 
 @planning("learner.ranks", "2", *ON_RAY, needs="a process for each", run_by=RANKS)
 def test_ranks_share_the_weights(plan_before: str, plan_after: str) -> None:
+    """Each of two holds half of the student and of its optimizer."""
     before, after = (_memory(plan, "learner") for plan in (plan_before, plan_after))
     for purpose in ("student", "gradient and AdamW"):
         assert after[purpose] == pytest.approx(before[purpose] / 2, rel=0.02)
@@ -59,6 +61,7 @@ def test_the_student_is_planned_on_its_device(plan_before: str, plan_after: str)
 
 @planning("teacher.device", "cuda:7", needs="a GPU")
 def test_the_teacher_is_planned_on_its_device(plan_before: str, plan_after: str) -> None:
+    """The student stays where it was."""
     assert _line(plan_before, "teacher").endswith("in float32 on cpu")
     assert _line(plan_after, "teacher").endswith("in float32 on cuda:7")
     assert _line(plan_after, "student").endswith("in float32 on cpu")
@@ -78,6 +81,7 @@ def test_the_plan_says_that_vllm_acts(plan_before: str, plan_after: str) -> None
 
 @planning("teacher.engine", "vllm", LIVE, needs="vLLM", run_by=VLLM)
 def test_the_plan_says_that_vllm_scores(plan_before: str, plan_after: str) -> None:
+    """The student acts as before."""
     assert "vLLM" not in plan_before
     assert _line(plan_after, "teacher").endswith("in float32 on cpu, scoring in vLLM")
     assert "vLLM" not in _line(plan_after, "student")
@@ -85,24 +89,28 @@ def test_the_plan_says_that_vllm_scores(plan_before: str, plan_after: str) -> No
 
 @planning("gpus.learner", "2", *ON_RAY, needs="a cluster with GPUs")
 def test_the_plan_counts_the_learners_gpus(plan_before: str, plan_after: str) -> None:
+    """Each role has its own share."""
     assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)" in plan_before
     assert "Ray: 2 GPUs (learner 2, teacher 0, evaluator 0, explorer 0)" in plan_after
 
 
 @planning("gpus.teacher", "0.5", *ON_RAY, needs="a cluster with GPUs")
 def test_the_plan_counts_the_teachers_gpus(plan_before: str, plan_after: str) -> None:
+    """A share of one is allowed."""
     assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)" in plan_before
     assert "Ray: 0.5 GPUs (learner 0, teacher 0.5, evaluator 0, explorer 0)" in plan_after
 
 
 @planning("gpus.evaluator", "1", *ON_RAY, needs="a cluster with GPUs")
 def test_the_plan_counts_the_evaluators_gpus(plan_before: str, plan_after: str) -> None:
+    """It has them although nothing is trained there."""
     assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)" in plan_before
     assert "Ray: 1 GPUs (learner 0, teacher 0, evaluator 1, explorer 0)" in plan_after
 
 
 @planning("gpus.explorer", "3", *ON_RAY, "explorer.processes=2", needs="a cluster with GPUs")
 def test_the_plan_counts_the_gpus_of_every_explorer(plan_before: str, plan_after: str) -> None:
+    """Two explorers with three each are six."""
     assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0 × 2)" in plan_before
     assert "Ray: 6 GPUs (learner 0, teacher 0, evaluator 0, explorer 3 × 2)" in plan_after
 

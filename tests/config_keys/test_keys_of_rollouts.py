@@ -31,6 +31,7 @@ def test_the_environments_settings_reach_training_and_evaluation(before: Run, af
 
 @changing("environment.train_split", "test")
 def test_training_takes_its_tasks_from_the_split(before: Run, after: Run) -> None:
+    """Evaluation keeps its own."""
     assert {_split(turn) for turn in before.rows} == {"train"}
     assert {_split(turn) for turn in after.rows} == {"test"}
     assert set(after.evaluations[0]["by_kind"]) == {"test"}
@@ -38,6 +39,7 @@ def test_training_takes_its_tasks_from_the_split(before: Run, after: Run) -> Non
 
 @changing("environment.evaluation_split", "train")
 def test_evaluation_takes_its_tasks_from_the_split(before: Run, after: Run) -> None:
+    """Training keeps its own."""
     assert {kind for figures in before.evaluations.values() for kind in figures["by_kind"]} == {"test"}
     assert {kind for figures in after.evaluations.values() for kind in figures["by_kind"]} == {"train"}
     assert {_split(turn) for turn in after.rows} == {"train"}
@@ -45,6 +47,7 @@ def test_evaluation_takes_its_tasks_from_the_split(before: Run, after: Run) -> N
 
 @changing("environment.horizon", "7")
 def test_rollouts_and_evaluations_end_at_the_horizon(before: Run, after: Run) -> None:
+    """In a room that never ends by itself, every rollout has exactly so many turns."""
     for run, horizon in ((before, 4), (after, 7)):
         assert {turn.rollout_turns for turn in run.rows} == {horizon}
         assert {figures["turns"] for figures in run.evaluations.values()} == {float(horizon)}
@@ -55,6 +58,7 @@ def test_rollouts_and_evaluations_end_at_the_horizon(before: Run, after: Run) ->
 
 @changing("prompts.system", "Open both doors.")
 def test_the_system_text_begins_every_prompt(before: Run, after: Run) -> None:
+    """It stands before the first observation."""
     assert not any("Open both doors." in before.prompt(turn) for turn in before.rows)
     assert all(after.prompt(turn).startswith("<|see|>Open both doors.<|see|>") for turn in after.rows)
 
@@ -73,6 +77,7 @@ def test_without_history_a_prompt_has_only_the_first_and_the_last_observation(be
 
 @changing("prompts.actions", "unlisted")
 def test_allowed_actions_are_listed_or_not(before: Run, after: Run) -> None:
+    """The room always tells them."""
     assert all("Allowed actions: left; right" in before.prompt(turn) for turn in before.rows)
     assert not any("Allowed actions" in after.prompt(turn) for turn in after.rows)
 
@@ -134,6 +139,7 @@ def test_responses_end_at_the_limit(before: Run, after: Run) -> None:
 
 @changing("explorer.sync_interval", "2", "learner.updates=4")
 def test_explorers_get_every_second_version(before: Run, after: Run) -> None:
+    """A rollout's version is that of the weights which its explorer had."""
     assert {turn.version for turn in before.rows} == {0, 1, 2}
     assert {turn.version for turn in after.rows} == {0, 2}
 
@@ -153,18 +159,21 @@ STUCK = ("method=divopd-r", "recovery.patience=2", "recovery.takeover=1", "compo
 
 @changing("recovery.patience", "3", *STUCK)
 def test_the_teacher_comes_when_patience_is_over(before: Run, after: Run) -> None:
+    """After two turns without progress, or after three."""
     assert _student_turns(before) == {(0, 1, 3)}
     assert _student_turns(after) == {(0, 1, 2)}
 
 
 @changing("recovery.takeover", "2", *STUCK)
 def test_the_teacher_stays_for_so_many_turns(before: Run, after: Run) -> None:
+    """For one turn, after which the student acts again, or for two, which end the rollout."""
     assert _student_turns(before) == {(0, 1, 3)}
     assert _student_turns(after) == {(0, 1)}
 
 
 @changing("recovery.warmup", "1", *STUCK)
 def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after: Run) -> None:
+    """With a warm-up of one update, rollouts of version 0 are the student's alone."""
     by_version = {turns[0].version: _indices(turns) for turns in after.begun}
     assert by_version.pop(0) == (0, 1, 2, 3)
     assert set(by_version.values()) == {(0, 1, 3)} == _student_turns(before)
@@ -195,6 +204,7 @@ def test_every_second_version_is_evaluated(before: Run, after: Run) -> None:
 
 @changing("evaluation.tasks", "3")
 def test_the_first_so_many_tasks_are_evaluated(before: Run, after: Run) -> None:
+    """In the order of the split, at every evaluation."""
     assert [play.task for play in before.evaluated] == ["test-0", "test-1"]
     assert [play.task for play in after.evaluated] == ["test-0", "test-1", "test-2"]
     assert {figures["tasks"] for figures in after.evaluations.values()} == {3}
@@ -211,6 +221,7 @@ def test_only_evaluations_have_the_temperature_of_evaluations(before: Run, after
 
 @changing("evaluation.in_flight", "1")
 def test_an_evaluation_plays_so_many_tasks_at_once(before: Run, after: Run) -> None:
+    """Two tasks take two rooms at once or one after the other; what is done there is the same."""
     assert len({play.room for play in before.evaluated}) == 2
     assert len({play.room for play in after.evaluated}) == 1
     assert _actions(after.evaluated) == _actions(before.evaluated)
