@@ -20,6 +20,7 @@ from divopd.errors import InputError
 from divopd.store import Store
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import Turn, write_turns
+from store_processes import make_rollout
 
 
 def make_turn(rollout: str, turn: int, *, score: float, success: bool, version: int = 0, tokens: int = 2) -> Turn:
@@ -125,6 +126,14 @@ def test_rank_statistics() -> None:
     assert spearman(np.array([1.0, 1.0, 2.0]), np.array([5.0, 5.0, 9.0])) == pytest.approx(1)
     assert correlation(np.ones(3), rising[:3]) == 0
     assert top_k_overlap(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), 2) == 0.5
+
+
+def test_tasks_that_name_no_kind_are_one_kind(tmp_path: Path) -> None:
+    """Without a stored configuration a task's name says its kind; names without a / are no kinds of their own."""
+    with Store.create(tmp_path / "store.db", synchronous="NORMAL") as store:
+        for number, task in enumerate(("7-3", "7-4", "9-1", "boil/2", "boil/3")):
+            store.put(make_rollout(f"r{number}", task=task))
+    assert {kind: counted.rollouts for kind, counted in audit_kinds(tmp_path).items()} == {"all": 3, "boil": 2}
 
 
 @pytest.mark.parametrize("name", ["utilization", "selection", "retention"])

@@ -14,10 +14,12 @@ from divopd.composers import make_composer
 from divopd.errors import InputError
 from divopd.replay import load_recording, replay, utilization_of
 from divopd.report.run_comparison import RunComparison, compare_runs
-from divopd.report.runs import Costs, read_run
+from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
+from divopd.turns import write_turns
 from fake_runs import SETTINGS, evaluation, make_run
+from strategies import turn
 
 
 def call(*arguments: object) -> int:
@@ -263,6 +265,44 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureF
     assert call(first, second, first / "store.db", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["run"] for one in told["standings"]] == [str(first), str(second)]
+
+
+def test_a_folder_of_runs_is_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for `report` and `watch`; a run in it that has nothing to compare yet is named and left out."""
+    make_run(tmp_path / "runs" / "vanilla", method="vanilla")
+    make_run(tmp_path / "runs" / "divopd")
+    make_run(tmp_path / "runs" / "unevaluated", rates=[None, None])
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "begun").mkdir()
+    Store.create(tmp_path / "runs" / "begun" / "store.db").close()
+    assert call(tmp_path / "runs", "--json") == 0
+    told = capsys.readouterr()
+    assert {one["run"] for one in json.loads(told.out)["standings"]} == {"vanilla", "divopd"}
+    left_out = told.err.splitlines()
+    assert len(left_out) == 2
+    assert all(line.startswith("divopd: left out: ") for line in left_out)
+    assert "begun: this run has not recorded an update" in left_out[0]
+    assert "unevaluated: this run has no evaluation" in left_out[1]
+
+
+def test_a_folder_without_a_run_to_compare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: no run in it to compare.*folder of such folders"):
+        call(tmp_path / "empty")
+    make_run(tmp_path / "runs" / "unevaluated", rates=[None, None])
+    with pytest.raises(InputError, match=r"runs: no run in it to compare"):
+        call(tmp_path / "runs")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["turns.jsonl", "notes.txt"])
+def test_a_recording_is_no_run(tmp_path: Path, name: str) -> None:
+    """The message is about the file that was named, not about a store beside it, and says what compares recordings."""
+    write_turns(tmp_path / name, [turn("a", 0)])
+    for wrong in (lambda: call(tmp_path / name), lambda: named_runs(run_folders([tmp_path / name]))):
+        with pytest.raises(InputError, match=rf"{name} is no run.*divopd replay {tmp_path / name}") as caught:
+            wrong()
+        assert "store" not in str(caught.value)
 
 
 def test_a_late_evaluation_costs_what_its_version_had_cost(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from divopd.cli import main
 from divopd.environments import ENVIRONMENTS, find_entry, kind_of, make_environment, make_expert, missing_parts, tasks
 from divopd.environments.alfworld import TASK_TYPES
 from divopd.environments.gym import GymEnvironment, seed_of
@@ -118,6 +121,7 @@ def test_the_kind_of_a_task_is_the_environments_own(tmp_path: Path) -> None:
     plain = tmp_path / "plain.py"
     plain.write_text("class Plain:\n    def reset(self, task): ...\n    def step(self, action): ...\n")
     assert kind_of(f"{plain}:Plain", "hard/7/x") == "hard"
+    assert {kind_of(f"{plain}:Plain", task) for task in ("7-3", "7-4", "kitchen")} == {"all"}
 
 
 def test_the_kind_of_a_shopping_task_is_its_number_of_options() -> None:
@@ -169,6 +173,15 @@ def test_what_is_missing_is_told_with_its_command(tmp_path: Path) -> None:
     ready = [json.loads(line) for line in run_envs("--json").splitlines()]
     assert {line["environment"] for line in ready} == set(ENVIRONMENTS)
     assert next(line for line in ready if line["environment"] == "alfworld-small")["missing"] == []
+
+
+def test_what_to_install_can_be_installed_from_a_clone() -> None:
+    """The package is on no registry: every hint names an extra of this repository, to be installed in its folder."""
+    extras = metadata("divopd").get_all("Provides-Extra") or []
+    for entry in ENVIRONMENTS.values():
+        assert set(re.findall(r"pip install (.*?\])", entry.install)) <= {f"-e '.[{extra}]" for extra in extras}
+        assert ("pip install" in entry.install) == (entry.install != "nothing to install")
+        assert "divopd[" not in entry.install
 
 
 def test_unknown_names_are_errors() -> None:
@@ -254,6 +267,68 @@ def test_own_environment_without_tasks(tmp_path: Path) -> None:
     make_environment(f"{file}:Bare")
     with pytest.raises(InputError, match="static method 'tasks'"):
         tasks(f"{file}:Bare", "train")
+
+
+WRONG_ANSWERS = {
+    "a dict": ("{'text': 'You are here.'}", "returned a dict", "expected an Observation"),
+    "nothing": ("None", "returned NoneType", "expected an Observation"),
+    "gym's pair": ("('You are here.', {})", "returned a tuple", "expected an Observation"),
+    "no text": ("Observation(None)", "text is None", "expected a string"),
+    "an action for a list": ("Observation('x', 'go')", "allowed_actions is 'go'", "expected a list of strings or None"),
+    "numbers as actions": ("Observation('x', [1, 2])", "allowed_actions is [1, 2]", "expected a list of strings or"),
+    "a word for done": ("Observation('x', done='no')", "done is 'no'", "expected True or False"),
+    "a word as reward": ("Observation('x', reward='1')", "reward is '1'", "expected a number"),
+}
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS)
+def test_an_answer_that_is_no_observation_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, method: str
+) -> None:
+    """It names the class, the method, what came and what was expected; there is no traceback."""
+    answer, *words = WRONG_ANSWERS[wrong]
+    answers = {"reset": "Observation('Go on.', ['go'])", "step": "Observation('Done.', done=True)"} | {method: answer}
+    (tmp_path / "hut.py").write_text(
+        "from divopd.environments import Observation\n"
+        "class Hut:\n"
+        f"    def reset(self, task): return {answers['reset']}\n"
+        f"    def step(self, action): return {answers['step']}\n"
+    )
+    assert main(["play", f"{tmp_path / 'hut.py'}:Hut", "any", "--policy", "random"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("divopd: ")
+    assert told.count("\n") == 1
+    assert all(word in told for word in (f"Hut.{method}", *words)), told
+
+
+def test_answers_of_numpy_and_tuples_are_taken(tmp_path: Path) -> None:
+    """What already means the same is no error, and the rest of an environment can still be reached."""
+    (tmp_path / "numeric.py").write_text(
+        "import numpy as np\n"
+        "from divopd.environments import Observation\n"
+        "class Numeric:\n"
+        "    colour = 'red'\n"
+        "    def reset(self, task): return Observation('x', ('a', 'b'), reward=np.float32(0.5))\n"
+        "    def step(self, action): return Observation('x', None, done=np.bool_(True), success=True, reward=1)\n"
+    )
+    environment = make_environment(f"{tmp_path / 'numeric.py'}:Numeric")
+    assert environment.reset("any").text == "x"
+    assert environment.step("a").done
+    assert environment.colour == "red"  # type: ignore[attr-defined]
+    assert not hasattr(environment, "close")
+
+
+def test_tasks_that_are_no_strings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text(
+        "class Counted:\n"
+        "    @staticmethod\n"
+        "    def tasks(split): return range(3)\n"
+        "    def reset(self, task): ...\n"
+        "    def step(self, action): ...\n"
+    )
+    with pytest.raises(InputError, match=r"tasks\('train'\) has 0 in it; expected a list of strings"):
+        tasks(f"{tmp_path / 'counted.py'}:Counted", "train")
 
 
 # ── Gymnasium ─────────────────────────────────────────────────────────────────────────────────────────────────────

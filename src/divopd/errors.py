@@ -15,6 +15,8 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
 └── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if all others break off too
+
+NothingToTrainWarning           no error: a batch in which no turn passed the gate
 """
 
 from collections.abc import Iterable
@@ -93,3 +95,7 @@ class AlignmentError(DivopdError):
 
 class EnvironmentFailure(DivopdError):
     """An environment died or hung. It costs one rollout; the run goes on unless nothing but failures is left."""
+
+
+class NothingToTrainWarning(UserWarning):
+    """A batch has no valid turn although turns came: the update would change nothing."""

@@ -35,20 +35,21 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(folder / "config.yaml")
     else:
         config = load_config(args.config, args.set)
-        folder = args.out or Path("runs") / f"{args.config.parent.name}-{config.method}-seed{config.seed}"
-    if args.dry_run:
-        from divopd.planning import make_plan
+        setting = args.config.resolve().parent.name or args.config.stem
+        folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
+    from divopd.planning import check_start, make_plan
 
+    if args.dry_run:
         plan = make_plan(config, out=folder)
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
+    for note in check_start(config):
+        print(f"divopd: {note}", file=sys.stderr)
     from divopd.loggers import Loggers
-    from divopd.loggers import require as require_loggers
     from divopd.pipeline.begin import begin_run, make_run
     from divopd.report.terminal import TerminalView
 
-    require_loggers(config.loggers)
     if not args.resume:
         begin_run(config, folder)
     with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:

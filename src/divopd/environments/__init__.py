@@ -184,7 +184,8 @@ def tasks(name: str, split: str, **settings: Any) -> list[str]:
 def kind_of(name: str, task: str, **settings: Any) -> str:
     """What kind of task it is, for tables: ALFWorld's and ScienceWorld's task types, WebShop's number of options.
 
-    A user's own environment says it with a static method `kind(task)`; without one it is the name up to the first /.
+    A user's own environment says it with a static method `kind(task)`; without one it is the name up to the first /,
+    and `all` for a name without one.
     """
     return _source(name, settings).kind(task)
 

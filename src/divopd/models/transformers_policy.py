@@ -21,6 +21,7 @@ from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
+from divopd.models.model_files import require_model
 from divopd.models.policy import Response, refuse_foreign_ids
 from divopd.optimization import Lora
 from divopd.packing import Row, Sequence, Span, merge_rows, micro_batches
@@ -61,11 +62,7 @@ class TransformersPolicy:
         folder = Path(path)
         if dtype not in DTYPES:
             raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise InputError(
-                f"{folder}: no model there; expected a folder with config.json and safetensors files, as "
-                "save_pretrained writes it"
-            )
+        require_model(folder)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)

@@ -95,8 +95,7 @@ class RunComparison:
 def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
     """Put runs side by side; τ comes from vanilla (the smallest of their peaks), else from the first run."""
     for run in runs:
-        if not run.evaluations:
-            raise InputError(f"{run.folder}: this run has no evaluation; expected one that `divopd train` has begun")
+        refuse_unevaluated(run)
     references = [run for run in runs if run.method == "vanilla"] or [runs[0]]
     reference = "vanilla" if references[0].method == "vanilla" else runs[0].name
     target = target_rate(min(peak(run.rates) for run in references))
@@ -123,6 +122,11 @@ def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
         _methods(standings, baseline),
         tuple(_notes(runs, reference, target)),
     )
+
+
+def refuse_unevaluated(run: RunFigures) -> None:
+    if not run.evaluations:
+        raise InputError(f"{run.folder}: this run has no evaluation; expected one that `divopd train` has begun")
 
 
 def labels_of(runs: Sequence[RunFigures]) -> dict[str, str]:

@@ -14,7 +14,8 @@ from divopd.journal import Account
 from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
 from divopd.report.fates import shown_fates
 from divopd.report.gauge import elapsed_s
-from divopd.store import store_path
+from divopd.store import is_store, store_path
+from divopd.store_schema import STORE_NAME
 from divopd.store_views import RolloutTally, StoreViews
 
 Clock = Literal["virtual", "wall"]
@@ -70,6 +71,22 @@ class RunFigures:
     @property
     def curve(self) -> list[tuple[float, float]]:
         return [(evaluated.version, evaluated.success_rate) for evaluated in self.evaluations]
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """The runs among these folders, and right inside them, by name."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: no such run; expected the folder of a run, or a folder of such folders")
+        if path.is_file() and path.name != STORE_NAME and not is_store(path):
+            raise InputError(
+                f"{path} is no run; expected the folder of a run, or a folder of such folders; to compare composers on "
+                f"a recording: divopd replay {path}"
+            )
+        inside = sorted(entry.parent for entry in path.glob(f"*/{STORE_NAME}")) if path.is_dir() else []
+        found += [path] if not path.is_dir() or (path / STORE_NAME).exists() else inside
+    return found
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
