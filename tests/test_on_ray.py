@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="needs the extra ray: pip install 'divopd[ray]'")
+pytest.importorskip("ray", reason="for want of the extra ray")
 import ray
 from ray.cluster_utils import Cluster
 

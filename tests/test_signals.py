@@ -139,6 +139,29 @@ def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
         assert process.wait() == 143
 
 
+@pytest.mark.slow
+def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
+    """On the live clock: explorer and evaluator hang in an environment; the second SIGTERM leaves no role behind."""
+    room = Path(__file__).parent / "fragile_room.py"
+    run = tmp_path / "run"
+    begin_run(config(models, clock="live", environment={"name": f"{room}:StuckRoom"}), run)
+    with training(run, "--grace", "900") as process:
+        assert process.stderr is not None
+        wait_for(lambda: (run / "stuck").exists(), while_=process)
+        process.send_signal(signal.SIGTERM)
+        assert "ends within 900 s" in process.stderr.readline()
+        wait_for(lambda: roles(run) == {"explorer-0", "evaluator"}, while_=process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 143
+    assert roles(run) == set()
+
+
+def roles(run: Path) -> set[str]:
+    """The roles of a run that are at work."""
+    found = subprocess.run(["pgrep", "-af", f"pipeline.roles {run} "], capture_output=True, text=True, check=False)
+    return {line.split()[-1] for line in found.stdout.splitlines()}
+
+
 WAITING = """
 import sys, time
 from divopd.pipeline.wishes import wishes_by_signal
