@@ -12,11 +12,18 @@ from hypothesis import settings
 from browser import CHROMIUM
 
 pytest_plugins = ["leak_guard", "wants"]
+SLOW_S = 3600  # the time limit of a slow test; that of the others is in pyproject.toml
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a machine that is busy, two threads wait for each other for ever
 
 # the same examples on every machine; no deadline, because test machines are shared
 settings.register_profile("divopd", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("divopd")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

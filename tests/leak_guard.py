@@ -27,7 +27,7 @@ PATIENCE_S = 5.0  # for what is about to end
 LISTENING = "0A"  # in /proc/net/tcp
 SUBREAPER = 36  # of prctl: the children of a child that died become ours, so that they are found
 PROC = "/proc"  # without it, threads and folders are all that is looked at
-CACHES = ("torchinductor_",)  # in the temporary folder, made when torch likes: of the process, not of a test
+CACHES = ("pymp-", "torchinductor_")  # of multiprocessing and torch: of the process, not of a test
 
 
 @dataclass(frozen=True)
