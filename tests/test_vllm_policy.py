@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="for want of the extra train")
 import torch
 
 from divopd.audits.ledger import audit_ledger
@@ -41,7 +41,7 @@ PROMPTS = [PROMPT[n : n + 250] for n in range(12)]  # more tokens than vLLM read
 
 def slow(test):  # type: ignore[no-untyped-def]
     """Warnings of vLLM and of what it imports are not ours."""
-    missing = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make test-slow has it)")
+    missing = pytest.mark.skipif(find_spec("vllm") is None, reason="for want of vLLM")
     return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(missing(test)))
 
 
