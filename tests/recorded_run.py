@@ -10,7 +10,10 @@ Only what a user can see is used here, so that the tests stay as they are when t
 
 import json
 import os
+import sqlite3
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import yaml
 from divopd.cli import main
 from divopd.store import Store
 from divopd.turns import Turn, read_turns
-from recording_rooms import RUN, record_of
+from recording_rooms import RUN, recorded
 
 ROOMS = Path(__file__).with_name("recording_rooms.py")
 
@@ -45,7 +48,7 @@ class RecordedRun:
     def asked(self, split: str) -> list[Asked]:
         """What the rooms were asked with tasks of a split: rollouts in the order in which they began."""
         rollouts: dict[str, Asked] = {}
-        for line in map(json.loads, record_of(self.folder).read_text(encoding="utf-8").splitlines()):
+        for line in recorded(self.folder):
             if not line["task"].startswith(f"{split}-"):
                 continue
             one = rollouts.setdefault(line["rollout"], Asked(line["task"], [], [], []))
@@ -78,6 +81,11 @@ class RecordedRun:
         with Store.open(self.folder) as store:
             return [list(store.batch(update).turns) for update in range(store.updates)]
 
+    def fates(self) -> Counter[str]:
+        """How many turns have which fate."""
+        with closing(sqlite3.connect(self.folder / "store.db")) as store:
+            return Counter(fate for (fate,) in store.execute("SELECT fate FROM turns"))
+
     def weights(self, version: int) -> Path:
         """The folder of a published policy version."""
         return self.folder / "weights" / f"{version:06d}"
@@ -104,11 +112,16 @@ def settings(student: Path, *, teacher: Path | str, room: str = "Room", **change
     return data
 
 
-def train(folder: Path, config: Mapping[str, Any]) -> RecordedRun:
-    """Run `divopd train` to its end in this process (the roles of the live clock are processes of their own)."""
+def write_config(folder: Path, config: Mapping[str, Any]) -> Path:
+    """The configuration as a file beside the run's folder."""
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
-    return _run(folder, ["train", str(file), "--out", str(folder)])
+    return file
+
+
+def train(folder: Path, config: Mapping[str, Any]) -> RecordedRun:
+    """Run `divopd train` to its end in this process (the roles of the live clock are processes of their own)."""
+    return _run(folder, ["train", str(write_config(folder, config)), "--out", str(folder)])
 
 
 def resume(folder: Path) -> RecordedRun:

@@ -8,12 +8,14 @@ are `train-0` … `train-6` and `test-0` … `test-4`, so a line also tells trai
 import itertools
 import json
 import os
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from divopd.environments import Observation
 
-RUN = "RECORDED_RUN"
+RUN, DEADLY_RESET = "RECORDED_RUN", "DEADLY_RESET"
 TASKS = {"train": 7, "test": 5}
 PATIENCE_S = 120.0  # for a version that a room waits for
 _rooms = itertools.count()
@@ -29,11 +31,14 @@ def published(run: Path) -> int:
     return max((int(folder.name) for folder in (run / "weights").glob("[0-9]*")), default=-1)
 
 
-def wait_for_version(version: int) -> None:
-    """Wait until the learner of the run has published this policy version."""
-    run, limit = Path(os.environ[RUN]), time.monotonic() + PATIENCE_S
-    while published(run) < version and time.monotonic() < limit:
-        time.sleep(0.05)
+def recorded(run: Path) -> list[dict[str, Any]]:
+    """All that the rooms of a run were asked, in order."""
+    return [json.loads(line) for line in record_of(run).read_text(encoding="utf-8").splitlines()]
+
+
+def asked_in_training(run: Path, event: str) -> int:
+    """How many resets, or steps, the rooms of a run were asked for with tasks of training."""
+    return sum(line["event"] == event and line["task"].startswith("train-") for line in recorded(run))
 
 
 class Room:
@@ -97,3 +102,44 @@ class WinnableRoom(Room):
     def step(self, action: str) -> Observation:
         self.turn += 1
         return self.tell("step", action, done=action.startswith("win"))
+
+
+class ChangingRoom(StuckRoom):
+    """A rollout in training succeeds with its second action, until version 3 is published; from then on none ends."""
+
+    def reset(self, task: str) -> Observation:
+        self.ends = task.startswith("train-") and published(Path(os.environ[RUN])) < 3
+        return super().reset(task)
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        return self.tell("step", action, done=self.ends and self.turn == 2)
+
+
+class SpanningRoom(ChangingRoom):
+    """As ChangingRoom, for the live clock: a rollout goes on only when there are newer weights than at its reset.
+
+    It waits before its first turn, and only if the rollouts before it hold a whole batch of `BATCH` turns that no
+    update has taken yet: then the learner can make the next version without it.
+    """
+
+    BATCH = 4
+
+    def reset(self, task: str) -> Observation:
+        seen = super().reset(task)
+        run = Path(os.environ[RUN])
+        newest, limit = published(run), time.monotonic() + PATIENCE_S
+        if self.ends and newest >= 0 and asked_in_training(run, "step") >= self.BATCH * (newest + 1):
+            while published(run) <= newest and time.monotonic() < limit:
+                time.sleep(0.05)
+        return seen
+
+
+class DeadlyRoom(Room):
+    """The process that plays here is killed at reset number DEADLY_RESET of the run's training, if that is set."""
+
+    def reset(self, task: str) -> Observation:
+        seen = super().reset(task)
+        if asked_in_training(Path(os.environ[RUN]), "reset") == int(os.environ.get(DEADLY_RESET, "0")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return seen

@@ -26,13 +26,33 @@ TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<act>' }}{%- endif -%}"
 )
-NEVER = 40.0  # nats below the rest
+NEVER = 300.0  # nats below the rest, by far: training does not change it
 HIDDEN = 16
 
 
 def ids_of(text: str) -> list[int]:
     """Words and marks, separated by spaces, as token ids."""
     return [WORDS.index(word) if word in WORDS else WORDS.index(UNKNOWN) for word in text.split()]
+
+
+def said(ids: Sequence[int]) -> str:
+    """What a room hears of a response: its words without the marks."""
+    return " ".join(WORDS[token] for token in ids if WORDS[token] not in MARKS)
+
+
+def response_of(action: str, *, limit: int) -> list[int]:
+    """The response of at most `limit` tokens in which a room heard an action: a shorter one has ended itself."""
+    ids = ids_of(action)
+    return ids if len(ids) == limit else [*ids, WORDS.index(END)]
+
+
+def prompt_of(texts: Sequence[str], responses: Sequence[Sequence[int]]) -> list[int]:
+    """The whole history as a prompt: what was seen first, then for every response what was seen after it."""
+    ids = ids_of(f"{SEE} {texts[0]} {ACT}")
+    for response, text in zip(responses, texts[1:], strict=True):
+        ended = response[-1] == WORDS.index(END)
+        ids += [*response, *ids_of("" if ended else END), *ids_of(f"{SEE} {text} {ACT}")]
+    return ids
 
 
 def save_model(folder: Path, *, seed: int, sharp: float = 1.0, endings: bool = True) -> Path:
@@ -104,3 +124,10 @@ def logprobs(model: LlamaForCausalLM, prompt: Sequence[int], response: Sequence[
     """The log probability of each token of a response, by one plain forward pass; differentiable."""
     logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].double()
     return torch.log_softmax(logits, -1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+
+
+def likelihood(model: LlamaForCausalLM, prompt: Sequence[int], response: Sequence[int], temperature: float) -> float:
+    """How likely a response was, in nats, if it was sampled at a temperature."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].double()
+    return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(response)[:, None]).sum().item()
