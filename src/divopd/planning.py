@@ -18,7 +18,7 @@ from typing import Any
 from divopd.config import Config, ModelPart
 from divopd.embedded import model_folder
 from divopd.environments import find_entry, missing_parts, tasks
-from divopd.errors import DivopdError, InputError
+from divopd.errors import DivopdError, InputError, MissingExtraError
 from divopd.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -31,6 +31,7 @@ from divopd.forecast import (
     memory_by_device,
     sample_rollouts,
 )
+from divopd.loggers import require
 from divopd.machine import free_disk, free_memory, in_bytes
 from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
@@ -82,6 +83,39 @@ class Found:
     absent: str = ""
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """The tasks of a run. `note` says it where the split has fewer to evaluate on than the configuration asks for."""
+
+    train: list[str]
+    evaluation: list[str]
+    note: str = ""
+
+
+def check_start(config: Config) -> list[str]:
+    """What `divopd train` asks before it makes anything: an InputError if it cannot begin, else what to tell the user.
+
+    The dry run asks the same of the same functions and lists all answers at once.
+    """
+    require(config.loggers)
+    note = find_tasks(config).note
+    return [note] if note else []
+
+
+def find_tasks(config: Config) -> Tasks:
+    """The tasks to train and to evaluate on; InputError if there are none."""
+    environment, wanted = config.environment, config.evaluation.tasks
+    splits = (environment.train_split, environment.evaluation_split)
+    train, held = (tasks(environment.name, split, **environment.settings) for split in splits)
+    for split, found in zip(splits, (train, held), strict=True):
+        if not found:
+            raise InputError(f"the split {split} of {environment.name} has no tasks; expected some")
+    if len(held) >= wanted:
+        return Tasks(train, held[:wanted])
+    fewer = f"evaluation.tasks is {wanted}, but the split {splits[1]} of {environment.name} has {len(held)} tasks"
+    return Tasks(train, held, note=f"{fewer}: every evaluation plays all of them")
+
+
 def make_plan(config: Config, *, out: Path) -> Plan:
     """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
     devices = {part.device for part in (config.student, config.teacher)}
@@ -130,21 +164,15 @@ def _check_tasks(config: Config, plan: Plan) -> list[str]:
         plan.lack(f"environment {environment.name}: missing {', '.join(missing)}; {install}")
         return []
     with plan.noting("environment"):
-        train = tasks(environment.name, environment.train_split, **environment.settings)
-        held = tasks(environment.name, environment.evaluation_split, **environment.settings)
-        if not train:
-            raise InputError(f"the split {environment.train_split} of {environment.name} has no tasks; expected some")
-        if len(held) < evaluation.tasks:
-            raise InputError(
-                f"evaluation.tasks is {evaluation.tasks}, but the split {environment.evaluation_split} of "
-                f"{environment.name} has {len(held)}"
-            )
+        found = find_tasks(config)
         plan.say(
             "tasks",
-            f"{len(train):,} of {environment.train_split}, at most {environment.horizon} turns each; evaluation on "
-            f"{evaluation.tasks} of {environment.evaluation_split} every {evaluation.every} updates",
+            f"{len(found.train):,} of {environment.train_split}, at most {environment.horizon} turns each; evaluation "
+            f"on {len(found.evaluation)} of {environment.evaluation_split} every {evaluation.every} updates",
         )
-        return train
+        if found.note:
+            plan.say("note", found.note)
+        return found.train
     return []
 
 
@@ -205,7 +233,12 @@ def _check_extras(config: Config, plan: Plan) -> None:
         wanted["ray"] = "ray"
     for module, extra in wanted.items():
         if find_spec(module) is None:
-            plan.lack(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
+            plan.lack(str(MissingExtraError(module, extra)))
+    for name in config.loggers:
+        try:
+            require([name])
+        except MissingExtraError as error:
+            plan.lack(str(error))
 
 
 def _check_memory(
