@@ -5,11 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from divopd.bootstrap.embedded import model_folder
 from divopd.config import Config, ModelPart, TeacherPart
 from divopd.errors import AlignmentError, InputError
 from divopd.models.engine import ENGINES, Engine, EngineWish, StudentEngine
-from divopd.models.model_files import load_tokenizer
+from divopd.models.model_files import load_tokenizer, model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec

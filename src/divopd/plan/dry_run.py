@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from divopd.bootstrap.embedded import model_folder
 from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
-from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
+from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
+from divopd.models.taught import Taught, differences, read_taught
 from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -99,7 +99,20 @@ def check_start(config: Config) -> list[str]:
     """
     require(config.loggers)
     note = find_tasks(config).note
-    return [note] if note else []
+    return [*([note] if note else []), *taught_otherwise(config)]
+
+
+def taught_otherwise(config: Config, *roles: Literal["student", "teacher"]) -> list[str]:
+    """One line for each model (or only those of these roles) that was taught another form than this run uses."""
+    used = Taught(config.environment.name, config.prompts.answer, config.prompts.actions)
+    models = {"student": config.student.model}
+    models |= {} if config.teacher.url else {"teacher": config.teacher.model}
+    notes: list[str] = []
+    for role, model in models.items():
+        taught = read_taught(model_folder(model)) if not roles or role in roles else None
+        if taught and (different := differences(taught, used)):
+            notes.append(f"{role} {model} was taught {different}")
+    return notes
 
 
 def find_tasks(config: Config) -> Tasks:
@@ -137,6 +150,9 @@ def make_plan(config: Config, *, out: Path) -> Plan:
             plan.say("teacher", f"{config.teacher.model} at {server.url}; the preflight asks it when the run starts")
     with plan.noting("teacher.model"):
         _compare_vocabularies(student, teacher)
+    with plan.noting("models"):
+        for note in taught_otherwise(config):
+            plan.say("note", note)
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
