@@ -14,10 +14,11 @@ pytest.importorskip("transformers")
 from divopd.cli import main  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
-from divopd.bootstrap.embedded import RECIPES, SHIPPED, model_folder  # noqa: E402
+from divopd.bootstrap.embedded import RECIPES, SHIPPED  # noqa: E402
 from divopd.errors import InputError  # noqa: E402
+from divopd.models.model_files import model_folder  # noqa: E402
 from divopd.models.taught import Taught, differences, read_taught, write_taught  # noqa: E402
-from divopd.plan.dry_run import check_start, taught_otherwise  # noqa: E402
+from divopd.plan.dry_run import check_start, local_models, taught_otherwise  # noqa: E402
 
 HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
 BRIEF = ["--updates", "1", "--rollouts", "1", "--tasks", "1"]
@@ -110,12 +111,15 @@ def test_a_disagreement_is_one_line_for_each_model(
     words = f"{terse} was taught prompts.answer terse, here it is think"
     assert main(["train", str(config), *wrong, "--dry-run"]) == 0
     noted = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
-    assert [line.split(maxsplit=1)[1] for line in noted] == [f"student {words}", f"teacher {words}"]
+    assert [line.split(maxsplit=1)[1] for line in noted] == [f"student.model {words}", f"teacher.model {words}"]
     assert main(["train", str(config), *wrong, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if "was taught" in line] == [f"divopd: student {words}", f"divopd: teacher {words}"]
-    assert evaluated(capsys, terse, "--config", config, *wrong)[1] == f"divopd: student {words}\n"
-    listed = f"divopd: student {terse} was taught prompts.actions unlisted, here it is listed\n"
+    assert [line for line in said if "was taught" in line] == [
+        f"divopd: student.model {words}",
+        f"divopd: teacher.model {words}",
+    ]
+    assert evaluated(capsys, terse, "--config", config, *wrong)[1] == f"divopd: model {words}\n"
+    listed = f"divopd: model {terse} was taught prompts.actions unlisted, here it is listed\n"
     assert evaluated(capsys, terse, "--environment", HUNT, "--actions", "listed")[1] == listed
 
 
@@ -163,7 +167,7 @@ def test_embedded_models_know_what_they_were_taught() -> None:
         assert read_taught(model_folder(f"embedded:{name}")) == Taught(recipe.environment, "terse", "unlisted")
     for setting in ("default", "webshop-small", "scienceworld-short", "default-live"):
         config = load_config(shipped_configs() / setting / "divopd.yaml")
-        assert taught_otherwise(config) == []
+        assert taught_otherwise(config, local_models(config)) == []
 
 
 def test_the_default_student_answers_as_it_was_taught_where_it_was_taught() -> None:

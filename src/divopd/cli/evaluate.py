@@ -72,7 +72,8 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     from divopd.teacher import check_vocabularies
 
     config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
-    for note in taught_otherwise(config, "student"):
+    playing = {"model": config.student.model} | ({"--after": args.after} if args.after else {})
+    for note in taught_otherwise(config, playing):
         print(f"divopd: {note}", file=sys.stderr)
     if args.tasks:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})

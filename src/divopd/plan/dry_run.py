@@ -8,17 +8,17 @@ A run that wants a GPU where there is none will run elsewhere: what this machine
 what the other one needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
-from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts
+from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
 from divopd.models.taught import Taught, differences, read_taught
@@ -98,18 +98,30 @@ def check_start(config: Config) -> list[str]:
     The dry run asks the same of the same functions and lists all answers at once.
     """
     require(config.loggers)
+    for key, model in local_models(config).items():
+        try:
+            require_model(model_folder(model))
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
     note = find_tasks(config).note
-    return [*([note] if note else []), *taught_otherwise(config)]
+    return [*([note] if note else []), *taught_otherwise(config, local_models(config))]
 
 
-def taught_otherwise(config: Config, *roles: Literal["student", "teacher"]) -> list[str]:
-    """One line for each model (or only those of these roles) that was taught another form than this run uses."""
+def local_models(config: Config) -> dict[str, str]:
+    """The models of a run that lie in folders, by the key of the configuration that names them."""
+    part = config.teacher
+    models = {"student.model": config.student.model}
+    models |= {} if part.url else {"teacher.model": part.model}
+    models |= {f"teacher.by_task {pattern}": model for pattern, model in part.by_task.items()}
+    return {key: model for key, model in models.items() if not model.startswith(("http://", "https://"))}
+
+
+def taught_otherwise(config: Config, models: Mapping[str, str]) -> list[str]:
+    """One line for each of these models, named by what they are for, that was taught another form than is used here."""
     used = Taught(config.environment.name, config.prompts.answer, config.prompts.actions)
-    models = {"student": config.student.model}
-    models |= {} if config.teacher.url else {"teacher": config.teacher.model}
     notes: list[str] = []
     for role, model in models.items():
-        taught = read_taught(model_folder(model)) if not roles or role in roles else None
+        taught = read_taught(model_folder(model))
         if taught and (different := differences(taught, used)):
             notes.append(f"{role} {model} was taught {different}")
     return notes
@@ -151,7 +163,7 @@ def make_plan(config: Config, *, out: Path) -> Plan:
     with plan.noting("teacher.model"):
         _compare_vocabularies(student, teacher)
     with plan.noting("models"):
-        for note in taught_otherwise(config):
+        for note in taught_otherwise(config, local_models(config)):
             plan.say("note", note)
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
