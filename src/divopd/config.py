@@ -132,7 +132,7 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (SPEC §7); null: they never do."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -143,7 +143,7 @@ class ExplorerPart(Part):
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (SPEC §6.3), in turns and updates; used by divopd-r only."""
+    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only."""
 
     patience: PositiveInt = 4
     takeover: PositiveInt = 6
@@ -151,7 +151,7 @@ class RecoveryPart(Part):
 
 
 class CurriculumPart(Part):
-    """TCOD-F2B allows one turn more every `growth` explorer steps (η of SPEC §6.4)."""
+    """TCOD-F2B allows one turn more every `growth` explorer steps (η of specification §6.4)."""
 
     growth: PositiveInt = 6
 
@@ -166,7 +166,7 @@ class EvaluationPart(Part):
 
 
 class Costs(Part):
-    """Seconds on the virtual clock (SPEC §7).
+    """Seconds on the virtual clock (specification §7).
 
     A rollout takes `rollout_s`, then for each turn `environment_step_s`, the new prompt tokens it reads and the tokens
     it generates; then the teacher scores its tokens. An update takes `update_s` and the tokens of its rows.

@@ -1,4 +1,4 @@
-"""The student and the teachers of a run, checked against each other before anything starts (SPEC §6.2)."""
+"""The student and the teachers of a run, checked against each other before anything starts (specification §6.2)."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,4 +1,4 @@
-"""Runs side by side: the figures of SPEC §9, as data. Printing is in run_tables.py, drawing in curves.py."""
+"""Runs side by side: the figures of specification §9, as data. Printing is in run_tables.py, drawing in curves.py."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
