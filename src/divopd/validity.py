@@ -50,7 +50,7 @@ def why_invalid(turn: Turn) -> Reason | None:
 
 
 def valid_mask(turn: Turn) -> Sequence[int]:
-    """1 where a response token counts in the loss (V of specification §2): chosen by the student, scored by the teacher.
+    """1 where a token counts in the loss (V of specification §2): chosen by the student, scored by the teacher.
 
     Only for turns whose lists are aligned.
     """

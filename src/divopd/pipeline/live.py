@@ -1,4 +1,4 @@
-"""The real world as the learner sees it: it waits for turns, publishes weights; time passes by itself (specification §7)."""
+"""The real world as the learner sees it: it waits for turns and publishes weights (specification §7)."""
 
 import time
 from collections.abc import Callable, Generator
