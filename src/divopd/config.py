@@ -35,7 +35,7 @@ from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
 from divopd.methods import METHODS
-from divopd.models.engine import EngineName
+from divopd.models.engine import ENGINES, EngineName
 from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
 from divopd.models.taught import Taught, read_taught
@@ -257,18 +257,22 @@ class Config(Part):
     @model_validator(mode="after")
     def _engines(self) -> "Config":
         for name, part in (("student", self.student), ("teacher", self.teacher)):
-            if part.engine == "vllm" and self.clock == "simulated":
+            foreign = not ENGINES[part.engine].local
+            if foreign and self.clock == "simulated":
                 raise ValueError(
-                    f"{name}.engine is vllm; expected transformers, which alone gives the same batches to "
+                    f"{name}.engine is {part.engine}; expected transformers, which alone gives the same batches to "
                     "the bit on the simulated clock: set clock: live"
                 )
-            if part.engine == "vllm" and ":" in part.device:
+            if foreign and ":" in part.device:
+                title = ENGINES[part.engine].title
                 raise ValueError(
-                    f"{name}.device is {part.device}; expected cuda, with CUDA_VISIBLE_DEVICES for vLLM to "
+                    f"{name}.device is {part.device}; expected cuda, with CUDA_VISIBLE_DEVICES for {title} to "
                     "choose the GPU"
                 )
-        if self.student.engine == "vllm" and self.student.lora is not None:
-            raise ValueError("student.engine is vllm; expected transformers with adapters (student.lora)")
+        if not ENGINES[self.student.engine].local and self.student.lora is not None:
+            raise ValueError(
+                f"student.engine is {self.student.engine}; expected transformers with adapters (student.lora)"
+            )
         return self
 
     @model_validator(mode="after")

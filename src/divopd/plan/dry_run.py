@@ -18,6 +18,7 @@ from typing import Any
 from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
+from divopd.models.engine import ENGINES
 from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
@@ -209,7 +210,8 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
     with plan.noting(f"{role}.model"):
         found = _find_model(part.model, plan)
         size = f"{_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}"
-        engine = f", {'acting' if role == 'student' else 'scoring'} in vLLM" if part.engine == "vllm" else ""
+        kind, work = ENGINES[part.engine], "acting" if role == "student" else "scoring"
+        engine = "" if kind.local else f", {work} in {kind.title}"
         plan.say(role, f"{part.model}: {size}{engine}{found.absent}")
         _check_context(config, found, role)
     return found
@@ -255,8 +257,9 @@ def _check_extras(config: Config, plan: Plan) -> None:
     wanted = {"torch": "train", "transformers": "train", "safetensors": "train"}
     if config.student.lora is not None:
         wanted["peft"] = "lora"
-    if "vllm" in (config.student.engine, config.teacher.engine):
-        wanted["vllm"] = "vllm"
+    for part in (config.student, config.teacher):
+        if not ENGINES[part.engine].local:
+            wanted[ENGINES[part.engine].extra] = ENGINES[part.engine].extra
     if config.cluster:
         wanted["ray"] = "ray"
     for module, extra in wanted.items():
