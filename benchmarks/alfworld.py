@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from divopd.environments.alfworld import (
     HORIZON,
@@ -24,10 +25,17 @@ from divopd.environments.alfworld import (
     open_games,
 )
 from divopd.environments.environment import Environment
-from divopd.errors import EnvironmentFailure, InputError
+from divopd.errors import EnvironmentFailure, InputError, how_to_install
 
-GAMES = 6
-NATIVE_ROUNDS = 50  # the native engine is done too soon to be timed on one
+
+class Sizes(NamedTuple):
+    games: int
+    native_rounds: int  # the native engine is done too soon to be timed on one
+    horizon: int = HORIZON
+
+
+FULL = Sizes(games=6, native_rounds=50)
+QUICK = Sizes(games=1, native_rounds=1, horizon=3)
 
 
 class Chosen:
@@ -43,7 +51,7 @@ class Chosen:
         return self._games[task]
 
 
-def measure(environment: Environment, games: Chosen, *, rounds: int) -> dict[str, float]:
+def measure(environment: Environment, games: Chosen, *, rounds: int, horizon: int) -> dict[str, float]:
     """Actions per second and time of a reset, on random actions that are the same for engines that agree.
 
     Processor time: both engines compute in this process and wait for nothing, and other work must not count.
@@ -54,32 +62,33 @@ def measure(environment: Environment, games: Chosen, *, rounds: int) -> dict[str
             start, rng = time.process_time(), random.Random(task)
             observation = environment.reset(task)
             resets += time.process_time() - start
-            for _ in range(HORIZON):
+            for _ in range(horizon):
                 action = rng.choice(observation.allowed_actions or [])
                 start = time.process_time()
                 observation = environment.step(action)
                 actions += time.process_time() - start
     played = rounds * len(games.tasks(""))
     return {
-        "actions_per_s": played * HORIZON / actions,
+        "actions_per_s": played * horizon / actions,
         "reset_ms": 1000 * resets / played,
-        "actions": played * HORIZON,
+        "actions": played * horizon,
     }
 
 
-def measure_package(games: Chosen) -> dict[str, float]:
+def measure_package(games: Chosen, *, horizon: int) -> dict[str, float]:
     if find_spec("textworld"):  # not "alfworld": that may find this very file
-        return measure(PackageEnvironment(games), games, rounds=1)
+        return measure(PackageEnvironment(games), games, rounds=1, horizon=horizon)
     python = os.environ.get("DIVOPD_ALFWORLD_PYTHON")
     if not python:
         raise InputError(
-            "the alfworld package is not here to compare with; install divopd[alfworld], or set "
+            f"the alfworld package is not here to compare with; run {how_to_install('alfworld')}, or set "
             "DIVOPD_ALFWORLD_PYTHON to a Python that has it"
         )
     source = str(Path(sys.modules["divopd"].__path__[0]).parent)
     records = json.dumps([asdict(games.game(task)) for task in games.tasks("")])
     # Run by path from elsewhere: in its own folder, this file would be imported as "alfworld".
-    command = [python, "-c", f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"]
+    program = f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"
+    command = [python, "-c", program, str(horizon)]
     settings = {"env": {**os.environ, "PYTHONPATH": source}, "cwd": tempfile.gettempdir()}
     try:
         done = subprocess.run(command, input=records, capture_output=True, text=True, check=False, **settings)
@@ -90,13 +99,15 @@ def measure_package(games: Chosen) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run() -> dict:
+def run(sizes: Sizes) -> dict:
     """Both engines in one run: ratio of actions per second."""
     official = find_official_games()
     source = official or open_games("large")
     tasks = source.tasks("valid_seen" if official else "test")
-    games = Chosen([source.game(task) for task in tasks[:: len(tasks) // GAMES][:GAMES]])
-    ours, theirs = measure(AlfworldEnvironment(games), games, rounds=NATIVE_ROUNDS), measure_package(games)
+    games = Chosen([source.game(task) for task in tasks[:: len(tasks) // sizes.games][: sizes.games]])
+    native = AlfworldEnvironment(games)
+    ours = measure(native, games, rounds=sizes.native_rounds, horizon=sizes.horizon)
+    theirs = measure_package(games, horizon=sizes.horizon)
     return {
         "bench": "alfworld",
         "ratio": ours["actions_per_s"] / theirs["actions_per_s"],
@@ -113,4 +124,4 @@ def run() -> dict:
 
 if __name__ == "__main__":
     handed = Chosen([Game(**record) for record in json.load(sys.stdin)])
-    print(json.dumps(measure(PackageEnvironment(handed), handed, rounds=1)))
+    print(json.dumps(measure(PackageEnvironment(handed), handed, rounds=1, horizon=int(sys.argv[1]))))

@@ -7,42 +7,56 @@ the turn was put, as the store keeps them; what that costs a turn is measured be
 import math
 import time
 from random import Random
+from typing import NamedTuple
 
 from divopd.composers import Candidate, candidate_of, make_composer
 from divopd.synth import PRESETS, synthesize
 
-SIZES = (256, 10_000, 100_000, 1_000_000)
+PAPER = 256  # turns in the paper's pool
 PLAIN_LIMIT = 10_000  # the transcription is quadratic
 
 
-def run() -> dict:
-    rows = {str(size): _measure(size) for size in SIZES}
-    large, larger = (rows[str(size)]["ours_s"] for size in SIZES[-2:])
-    growth = math.log(SIZES[-1]) / math.log(SIZES[-2]) * SIZES[-1] / SIZES[-2]
+class Sizes(NamedTuple):
+    pools: tuple[int, ...]  # turns; how the cost grows is that of the last two
+    rounds: int  # of the paper's pool
+    updates: int  # of the recording whose turns are assessed
+
+
+FULL = Sizes(pools=(PAPER, 10_000, 100_000, 1_000_000), rounds=200, updates=20)
+QUICK = Sizes(pools=(PAPER, PLAIN_LIMIT + 1), rounds=2, updates=2)
+
+
+def run(sizes: Sizes) -> dict:
+    rows = {str(size): _measure(size, sizes) for size in sizes.pools}
+    large, larger = sizes.pools[-2:]
+    paper = rows[str(PAPER)]
     return {
         "bench": "composer",
-        "ratio": rows["256"]["plain_s"] / rows["256"]["ours_s"],
-        "unit": "seconds for a pool of 256 turns",
-        "ours": rows["256"]["ours_s"],
-        "reference": rows["256"]["plain_s"],
+        "ratio": paper["plain_s"] / paper["ours_s"],
+        "unit": f"seconds for a pool of {PAPER} turns",
+        "ours": paper["ours_s"],
+        "reference": paper["plain_s"],
         "detail": {
             "pools": rows,
-            "growth_100k_to_1M": larger / large,
-            "growth_of_n_log_n": growth,
-            "gate_and_disagreement_us_per_turn": _assessment_us(),
+            "growth_to_the_largest": rows[str(larger)]["ours_s"] / rows[str(large)]["ours_s"],
+            "growth_of_n_log_n": larger * math.log(larger) / (large * math.log(large)),
+            "gate_and_disagreement_us_per_turn": _assessment_us(sizes.updates),
         },
     }
 
 
-def _measure(size: int) -> dict[str, float]:
+def _measure(size: int, sizes: Sizes) -> dict[str, float]:
     pool = _pool(size)
     composer = make_composer("divopd", batch_size=size // 4)
     ours, selected = _best(
-        lambda: [c.key for c in composer.decide(pool, update=9).selected], rounds=200 if size < 1000 else 3
+        lambda: [c.key for c in composer.decide(pool, update=9).selected], rounds=sizes.rounds if size == PAPER else 3
     )
     if size > PLAIN_LIMIT:
         return {"ours_s": ours}
-    plain, expected = _best(lambda: _transcription(pool, batch_size=size // 4, cap=4), rounds=20 if size < 1000 else 1)
+    plain, expected = _best(
+        lambda: _transcription(pool, batch_size=size // 4, cap=4),
+        rounds=sizes.rounds // 10 or 1 if size == PAPER else 1,
+    )
     assert selected == expected, "the transcription disagrees"
     return {"ours_s": ours, "plain_s": plain, "ratio": plain / ours}
 
@@ -89,7 +103,7 @@ def _transcription(pool: list[Candidate], *, batch_size: int, cap: int) -> list[
     return [c.key for c in selected]
 
 
-def _assessment_us() -> float:
-    turns = list(synthesize(PRESETS["alfworld"], updates=20, seed=0))
+def _assessment_us(updates: int) -> float:
+    turns = list(synthesize(PRESETS["alfworld"], updates=updates, seed=0))
     seconds, _ = _best(lambda: [candidate_of(turn, first_seen=0) for turn in turns], rounds=3)
     return 1e6 * seconds / len(turns)

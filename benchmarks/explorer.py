@@ -8,6 +8,7 @@ environments at once. Seconds are processor seconds of one thread, so that other
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,18 @@ from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec, style_for
 
 ENVIRONMENT = "alfworld-small"
-ROLLOUTS, TURNS, RESPONSE = 16, 20, 8  # an answer of the embedded models has about 6 tokens
-ROUNDS = 2
+RESPONSE = 8  # an answer of the embedded models has about 6 tokens
+
+
+class Sizes(NamedTuple):
+    rollouts: int
+    turns: int
+    rounds: int
+    demonstrations: int  # that the tokenizer learns its words from
+
+
+FULL = Sizes(rollouts=16, turns=20, rounds=2, demonstrations=40)
+QUICK = Sizes(rollouts=2, turns=2, rounds=1, demonstrations=2)
 
 
 class Plain:
@@ -49,13 +60,13 @@ class Plain:
         return responses
 
 
-def run() -> dict:
+def run(sizes: Sizes) -> dict:
     torch.set_num_threads(1)
     style = style_for(ENVIRONMENT, answer="terse", actions="unlisted")
-    shown = islice(demonstrate(ENVIRONMENT, "expert", slips=Slips(), seed=0), 40)
+    shown = islice(demonstrate(ENVIRONMENT, "expert", slips=Slips(), seed=0), sizes.demonstrations)
     tokenizer = build_tokenizer(texts(shown, style))
     acting = Acting(style, Codec(tokenizer), temperature=1.0, max_response_tokens=RESPONSE, seed=0)
-    starts = [Start(n, task, TURNS) for n, task in enumerate(tasks(ENVIRONMENT, "train")[:ROLLOUTS])]
+    starts = [Start(n, task, sizes.turns) for n, task in enumerate(tasks(ENVIRONMENT, "train")[: sizes.rollouts])]
     environments = [make_environment(ENVIRONMENT) for _ in starts]
     ours, plain = TransformersPolicy(build_model(tokenizer, seed=0)), Plain(build_model(tokenizer, seed=0))
 
@@ -65,7 +76,7 @@ def run() -> dict:
     def one_by_one() -> list[Played]:
         return [play([start], acting, student=plain, environments=environments[:1])[0] for start in starts]
 
-    (fast, played), (slow, played_plainly) = _best(together), _best(one_by_one)
+    (fast, played), (slow, played_plainly) = (_best(side, rounds=sizes.rounds) for side in (together, one_by_one))
     return {
         "bench": "explorer",
         "ratio": fast / slow,
@@ -73,16 +84,16 @@ def run() -> dict:
         "ours": fast,
         "reference": slow,
         "detail": {
-            "rollouts_at_once": ROLLOUTS,
+            "rollouts_at_once": sizes.rollouts,
             "ours": _sizes(played),
             "reference": _sizes(played_plainly),
         },
     }
 
 
-def _best(side: Callable[[], list[Played]]) -> tuple[float, list[Played]]:
+def _best(side: Callable[[], list[Played]], *, rounds: int) -> tuple[float, list[Played]]:
     rates = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.process_time()
         played = side()
         rates.append(sum(len(rollout.turns) for rollout in played) / (time.process_time() - start))

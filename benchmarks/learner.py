@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,16 +26,29 @@ from divopd.models.generation import common_prefix
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.packing import make_row, merge_rows
 
-TURNS, BATCH, MAX_TOKENS, VOCABULARY = 15, 32, 4096, 4096
-METHODS = ("vanilla", "divopd")
+MAX_TOKENS, VOCABULARY = 4096, 4096
 SIDES = ("ours", "padded")
 
 
-def run() -> dict:
+class Sizes(NamedTuple):
+    methods: tuple[str, ...]
+    turns: int  # of a rollout
+    batch: int
+    rounds: int
+
+
+FULL = Sizes(methods=("vanilla", "divopd"), turns=15, batch=32, rounds=2)
+QUICK = Sizes(methods=("divopd",), turns=3, batch=4, rounds=1)
+
+
+def run(sizes: Sizes) -> dict:
     torch.set_num_threads(1)
-    methods = {method: _compare(compose(method)) for method in METHODS}
+    methods = {
+        method: _compare(compose(method, turns=sizes.turns, batch=sizes.batch), rounds=sizes.rounds)
+        for method in sizes.methods
+    }
     for method, figures in methods.items():
-        figures["memory_mb"] = {side: _memory_mb(side, method) for side in SIDES}
+        figures["memory_mb"] = {side: _memory_mb(side, method, sizes) for side in SIDES}
         figures["memory_share"] = figures["memory_mb"]["ours"] / figures["memory_mb"]["padded"]
     return {
         "bench": "learner",
@@ -46,10 +60,10 @@ def run() -> dict:
     }
 
 
-def _compare(turns: list[Turn]) -> dict:
+def _compare(turns: list[Turn], *, rounds: int) -> dict:
     seconds = {side: [] for side in SIDES}
     norms = {}
-    for _ in range(2):
+    for _ in range(rounds):
         for side in SIDES:
             update = make_update(side)
             start = time.process_time()
@@ -72,19 +86,19 @@ def _compare(turns: list[Turn]) -> dict:
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def compose(method: str) -> list[Turn]:
-    """The batch that a method takes from a queue of 15-turn rollouts."""
-    composer = make_composer(method, batch_size=BATCH)
-    queue = [turn for number in range(4 * BATCH // TURNS + 1) for turn in rollout(number)]
+def compose(method: str, *, turns: int, batch: int) -> list[Turn]:
+    """The batch that a method takes from a queue of rollouts with so many turns."""
+    composer = make_composer(method, batch_size=batch)
+    queue = [turn for number in range(4 * batch // turns + 1) for turn in rollout(number, turns)]
     return list(composer.compose(queue[: composer.room(update=0)], update=0).turns)
 
 
-def rollout(number: int) -> list[Turn]:
+def rollout(number: int, count: int) -> list[Turn]:
     """Instructions that all rollouts share, a task, then an observation and a response a turn."""
     rng = np.random.default_rng(number)
     context = [*range(100, 160), *rng.integers(4, VOCABULARY, 40).tolist()]
     turns = []
-    for index in range(TURNS):
+    for index in range(count):
         context = [*context, *rng.integers(4, VOCABULARY, 36).tolist()]
         response = rng.integers(4, VOCABULARY, 24).tolist()
         student, teacher = (-rng.exponential(1.0, 24) for _ in range(2))
@@ -170,17 +184,18 @@ def padded_micro_batches(turns: list[Turn]) -> list[list[Turn]]:
 # ── memory, in processes of their own ─────────────────────────────────────────────────────────────────────────────
 
 
-def _memory_mb(side: str, method: str) -> float:
-    done = subprocess.run([sys.executable, __file__, side, method], capture_output=True, text=True, check=True)
+def _memory_mb(side: str, method: str, sizes: Sizes) -> float:
+    command = [sys.executable, __file__, side, method, str(sizes.turns), str(sizes.batch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def _growth_mb(side: str, method: str) -> float:
+def _growth_mb(side: str, method: str, *, turns: int, batch: int) -> float:
     torch.set_num_threads(1)
-    turns = compose(method)
+    composed = compose(method, turns=turns, batch=batch)
     update = make_update(side)
     before = _peak_mb()
-    update(turns)
+    update(composed)
     return _peak_mb() - before
 
 
@@ -191,4 +206,5 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_growth_mb(*sys.argv[1:])))
+    _, side_, method_, turns_, batch_ = sys.argv
+    print(json.dumps(_growth_mb(side_, method_, turns=int(turns_), batch=int(batch_))))

@@ -19,29 +19,39 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from divopd.composers import make_composer
 from divopd.store import Store
 from divopd.synth import PRESETS, QueueModel, mean_turns, synthesize
 from divopd.turns import Rollout, Turn, group_into_rollouts
 
-EXPLORERS = (8, 32, 128, 512, 1024)
-BATCH_SIZES = (64, 256, 1024, 4096)
 FASTEST = "scienceworld"  # of the paper's environments: the most turns from an explorer, the shortest update
-UPDATES, COUNTED = 7, 3  # of a cell; the last ones, when the queue is as full as it stays
+COUNTED = 3  # updates of a cell: the last ones, when the queue is as full as it stays
 RUN_UPDATES = 250
 PROMPT_TOKENS, RESPONSE_TOKENS = 5_000, 140  # half of the longest prompt, and a thought with an action: 23 KB
-ROLLOUTS, TURNS = 12, 18
+TURNS = 18
 ROLLOUTS_PER_ENGINE = 16
 PARAMETERS = {"1.5B": 1.54e9, "7B": 7.62e9}  # the smallest and the largest student
 BANDWIDTHS = {"10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9, "400 Gbit/s": 50e9}  # bytes a second out of one machine
 
 
-def run() -> dict:
-    store = _store_costs()
-    cells = [cell for explorers in EXPLORERS for cell in _composer_cells(explorers, store)]
-    most = EXPLORERS[-1]
+class Sizes(NamedTuple):
+    explorers: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    updates: int  # of a cell
+    rollouts: int  # that the store's costs are measured on
+    model: tuple[int, int]  # hidden size and layers of the weights that are published
+
+
+FULL = Sizes((8, 32, 128, 512, 1024), (64, 256, 1024, 4096), updates=7, rollouts=12, model=(1024, 8))
+QUICK = Sizes((8, 32), (64,), updates=COUNTED, rollouts=1, model=(128, 1))
+
+
+def run(sizes: Sizes) -> dict:
+    store = _store_costs(sizes.rollouts)
+    cells = [cell for explorers in sizes.explorers for cell in _composer_cells(explorers, sizes, store)]
+    most = sizes.explorers[-1]
     demand = {name: turns_per_second(model, most) for name, model in PRESETS.items()}
     slowest = max(cell["seconds_per_update"] for cell in cells if cell["explorers"] == most)
     put = 1e6 / store["put_us_per_turn"]
@@ -63,7 +73,7 @@ def run() -> dict:
             "capacity_turns_per_s": {"put": put, "live path": live},
             "store": store,
             "composer": cells,
-            "sync": _sync_costs(),
+            "sync": _sync_costs(sizes),
         },
     }
 
@@ -88,15 +98,15 @@ def _best(actions: Iterable[Callable[[], object]], clock: Callable[[], float] = 
 # ── the store: what a turn costs on its way ───────────────────────────────────────────────────────────────────────
 
 
-def _store_costs() -> dict[str, float]:
+def _store_costs(count: int) -> dict[str, float]:
     """Microseconds a turn: on the live clock kept for the teacher and read by it; put into the queue; served at last.
 
     Every write is durable: both have one commit for the turns of a rollout.
     """
-    rollouts = [_rollout(f"r{number}") for number in range(ROLLOUTS)]
+    rollouts = [_rollout(f"r{number}") for number in range(count)]
     with tempfile.TemporaryDirectory() as name, Store.create(Path(name) / "store.db") as store:
         keep = _best([lambda r=r: store.put_unscored(r, generated_tokens=1) for r in rollouts])
-        read = _best([lambda: store.unscored(1)] * ROLLOUTS)
+        read = _best([lambda: store.unscored(1)] * count)
         put = _best([lambda r=r: store.put(r) for r in rollouts])
         batch = store.compose(make_composer("divopd"), update=0, epoch=store.begin_learner())
         serve = _best([lambda: store.batch(0)] * 3) * TURNS / len(batch.turns)
@@ -127,7 +137,7 @@ def _rollout(name: str) -> Rollout:
 # ── the composer: what an update costs before it can be trained ───────────────────────────────────────────────────
 
 
-def _composer_cells(explorers: int, store_costs: dict[str, float]) -> list[dict[str, Any]]:
+def _composer_cells(explorers: int, sizes: Sizes, store_costs: dict[str, float]) -> list[dict[str, Any]]:
     """One queue, read in batches of each size."""
     model = replace(PRESETS[FASTEST], explorers=explorers)
     cells = []
@@ -135,16 +145,17 @@ def _composer_cells(explorers: int, store_costs: dict[str, float]) -> list[dict[
         queue = Path(name) / "queue"
         queue.mkdir()
         with Store.create(queue / "store.db", synchronous="NORMAL") as store:
-            for rollout in group_into_rollouts(synthesize(model, updates=UPDATES, seed=0)):
+            for rollout in group_into_rollouts(synthesize(model, updates=sizes.updates, seed=0)):
                 store.put(rollout, available_at=rollout.turns[-1].available_at)
-        for size in BATCH_SIZES:
+        for size in sizes.batch_sizes:
             copy = shutil.copytree(queue, Path(name) / f"b{size}")
-            cells.append({"explorers": explorers, "batch_size": size} | _cell(copy, size, store_costs))
+            cell = _cell(copy, size, store_costs, updates=sizes.updates)
+            cells.append({"explorers": explorers, "batch_size": size} | cell)
             shutil.rmtree(copy)
     return cells
 
 
-def _cell(folder: Path, size: int, store_costs: dict[str, float]) -> dict[str, float]:
+def _cell(folder: Path, size: int, store_costs: dict[str, float], *, updates: int) -> dict[str, float]:
     """Processor seconds of an update's stages in the store, once the queue is as full as it stays.
 
     The turns of the queue model are short: serving those of the paper's size comes on top. Counting what was spent
@@ -153,15 +164,15 @@ def _cell(folder: Path, size: int, store_costs: dict[str, float]) -> dict[str, f
     stages: dict[str, list[float]] = {"wait": [], "compose": [], "count": [], "spent": []}
     with Store.open(folder) as store:
         composer, epoch = make_composer("divopd", batch_size=size), store.begin_learner()
-        for update in range(UPDATES):
+        for update in range(updates):
             stages["wait"].append(_seconds(lambda q=update: store.pool(composer, update=q)))
             stages["compose"].append(_seconds(lambda q=update: store.compose(composer, update=q, epoch=epoch)))
             stages["count"].append(_seconds(lambda q=update: (store.decided(q), store.backlog())))
             stages["spent"].append(_seconds(store.spent))
-        rows = len(store.journal(UPDATES - 1).selected)
+        rows = len(store.journal(updates - 1).selected)
     costs = {stage: median(times[-COUNTED:]) for stage, times in stages.items()}
     costs["serve"] = rows * store_costs["serve_us_per_turn"] / 1e6
-    costs["spent"] *= RUN_UPDATES / UPDATES
+    costs["spent"] *= RUN_UPDATES / updates
     named = {f"{stage}_s": seconds for stage, seconds in costs.items()}
     return {"seconds_per_update": sum(costs.values()), **named, "rows": rows}
 
@@ -169,12 +180,12 @@ def _cell(folder: Path, size: int, store_costs: dict[str, float]) -> dict[str, f
 # ── the weights: one version to every engine ──────────────────────────────────────────────────────────────────────
 
 
-def _sync_costs() -> dict[str, Any]:
+def _sync_costs(sizes: Sizes) -> dict[str, Any]:
     """Measured: publishing and loading here. Stated: a version in float32 from the learner's machine to all engines."""
-    engines = {explorers: max(1, explorers // ROLLOUTS_PER_ENGINE) for explorers in EXPLORERS}
+    engines = {explorers: max(1, explorers // ROLLOUTS_PER_ENGINE) for explorers in sizes.explorers}
     return {
         "bytes_per_version": {model: 4 * parameters for model, parameters in PARAMETERS.items()},
-        "measured_bytes_per_s": _publish_and_load(),
+        "measured_bytes_per_s": _publish_and_load(*sizes.model),
         "seconds_to_all_engines": {
             f"{model}, {name}": {str(n): 4 * parameters * count / bandwidth for n, count in engines.items()}
             for model, parameters in PARAMETERS.items()
@@ -183,12 +194,13 @@ def _sync_costs() -> dict[str, Any]:
     }
 
 
-def _publish_and_load() -> dict[str, float]:
-    """Bytes a second of a model of 100 million parameters: what one core can do, and what this disk leaves of it."""
+def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
+    """Bytes a second of a model (100 million parameters): what one core can do, and what this disk leaves of it."""
     from divopd.checkpoints import load_weights, publish_weights
     from divopd.models.tiny import TinySize, build_model, build_tokenizer
 
-    size = TinySize(hidden=1024, layers=8, heads=16, key_value_heads=8, feed_forward=3072)
+    heads = hidden // 64
+    size = TinySize(hidden=hidden, layers=layers, heads=heads, key_value_heads=heads // 2, feed_forward=3 * hidden)
     model = build_model(build_tokenizer(["a few words"]), seed=0, size=size)
     total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     with tempfile.TemporaryDirectory() as name:
@@ -203,32 +215,32 @@ def _publish_and_load() -> dict[str, float]:
 # ── the picture ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def draw(measured: dict[str, Any], target: Path) -> None:
+def draw(measured: dict[str, Any], sizes: Sizes, target: Path) -> None:
     """Three panels over the number of explorers: turns a second, seconds of an update, seconds of a sync."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 5), layout="constrained")
     turns, update, sync = figure.subplots(1, 3)
-    detail = measured["detail"]
+    detail, explorers = measured["detail"], sizes.explorers
     for (name, model), style in zip(PRESETS.items(), STYLES, strict=False):
-        turns.plot(EXPLORERS, [turns_per_second(model, n) for n in EXPLORERS], label=f"{name} puts", **style)
+        turns.plot(explorers, [turns_per_second(model, n) for n in explorers], label=f"{name} puts", **style)
     for (name, capacity), dashes in zip(detail["capacity_turns_per_s"].items(), ("--", ":"), strict=True):
         turns.axhline(capacity, color="black", linestyle=dashes, label=f"the store takes ({name})")
     turns.set(title="Store", ylabel="turns a second")
-    for size, style in zip(BATCH_SIZES, STYLES, strict=False):
+    for size, style in zip(sizes.batch_sizes, STYLES, strict=False):
         cells = [cell for cell in detail["composer"] if cell["batch_size"] == size]
         seconds = [cell["seconds_per_update"] for cell in cells]
-        update.plot(EXPLORERS, seconds, label=f"B = {size:,}", **style)
+        update.plot(explorers, seconds, label=f"B = {size:,}", **style)
     update.set(title="Composer", ylabel="seconds in the store, an update")
     for (name, seconds), style in zip(detail["sync"]["seconds_to_all_engines"].items(), STYLES, strict=True):
-        sync.plot(EXPLORERS, list(seconds.values()), label=name, **style)
+        sync.plot(explorers, list(seconds.values()), label=name, **style)
     sync.set(title="Weights to all engines, one by one", ylabel="seconds a version")
     for panel, name, dashes in ((update, FASTEST, "--"), (sync, FASTEST, "--"), (sync, "webshop", ":")):
         limit = PRESETS[name].update_seconds
         panel.axhline(limit, color="black", linestyle=dashes, label=f"an update takes {limit:g} s ({name})")
     for panel in (turns, update, sync):
         panel.set(xscale="log", yscale="log", xlabel="explorers (rollouts in flight)")
-        panel.set_xticks(EXPLORERS, [f"{n:,}" for n in EXPLORERS], minor=False)
+        panel.set_xticks(explorers, [f"{n:,}" for n in explorers], minor=False)
         panel.minorticks_off()
         panel.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below: it hides nothing
         panel.grid(alpha=0.3)
@@ -242,4 +254,4 @@ STYLES: list[dict[str, Any]] = [
 ]
 
 if __name__ == "__main__":
-    draw(run(), Path(sys.argv[1]))
+    draw(run(FULL), FULL, Path(sys.argv[1]))

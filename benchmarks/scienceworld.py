@@ -9,26 +9,34 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 TASKS = ("find-plant/16", "use-thermometer/32", "power-component/1", "test-conductivity/68", "chemistry-mix/4")
-ROUNDS = 4
-WARM_UP_S = 20.0
 
 
-def run() -> dict[str, Any]:
-    """Plays every task ROUNDS times in both after the warm-up; the best time of each task counts, for both."""
+class Sizes(NamedTuple):
+    tasks: tuple[str, ...]
+    rounds: int
+    warm_up_s: float
+
+
+FULL = Sizes(TASKS, rounds=4, warm_up_s=20.0)
+QUICK = Sizes(TASKS[:1], rounds=1, warm_up_s=0.0)
+
+
+def run(sizes: Sizes) -> dict[str, Any]:
+    """Plays every task so many rounds in both after the warm-up; the best time of each task counts, for both."""
     from divopd.environments.scienceworld import ScienceWorld
     from divopd.environments.scienceworld_jvm import JAVA_OPTIONS
 
     ours, package = ScienceWorld(), _open_package(JAVA_OPTIONS)
     play: dict[str, Any] = {"ours": partial(_play_ours, ours), "package": partial(_play_package, package)}
     try:
-        paths = {task: _expert_actions(ours, task) for task in TASKS}
+        paths = {task: _expert_actions(ours, task) for task in sizes.tasks}
         for name in play:
-            _warm_up(play[name], paths)
+            _warm_up(play[name], paths, seconds=sizes.warm_up_s)
         best = {(name, task): float("inf") for name in play for task in paths}
-        for _ in range(ROUNDS):
+        for _ in range(sizes.rounds):
             for task, actions in paths.items():
                 for name in play:
                     best[name, task] = min(best[name, task], play[name](task, actions))
@@ -43,12 +51,17 @@ def run() -> dict[str, Any]:
         "unit": "actions per second",
         "ours": speed["ours"],
         "reference": speed["package"],
-        "detail": {"actions": count, "rounds": ROUNDS, "tasks": list(TASKS), "java_options": list(JAVA_OPTIONS)},
+        "detail": {
+            "actions": count,
+            "rounds": sizes.rounds,
+            "tasks": list(sizes.tasks),
+            "java_options": list(JAVA_OPTIONS),
+        },
     }
 
 
-def _warm_up(play: Callable[[str, list[str]], float], paths: dict[str, list[str]]) -> None:
-    end = time.perf_counter() + WARM_UP_S
+def _warm_up(play: Callable[[str, list[str]], float], paths: dict[str, list[str]], *, seconds: float) -> None:
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for task, actions in paths.items():
             play(task, actions)

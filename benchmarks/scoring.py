@@ -4,6 +4,7 @@ Seconds are processor seconds of one thread, so that other work on the machine d
 """
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +12,19 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from divopd.models.transformers_policy import TransformersPolicy
 
-TURNS, SYSTEM, OBSERVATION, RESPONSE = 15, 100, 36, 24
+SYSTEM, OBSERVATION, RESPONSE = 100, 36, 24  # tokens
 
 
-def run() -> dict:
+class Sizes(NamedTuple):
+    turns: int
+    rounds: int
+
+
+FULL = Sizes(turns=15, rounds=5)
+QUICK = Sizes(turns=3, rounds=1)
+
+
+def run(sizes: Sizes) -> dict:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -22,11 +32,11 @@ def run() -> dict:
         num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True,
     )  # fmt: skip
     teacher = TransformersPolicy(Qwen3ForCausalLM(config))
-    ends = [SYSTEM + (n + 1) * (OBSERVATION + RESPONSE) for n in range(TURNS)]
+    ends = [SYSTEM + (n + 1) * (OBSERVATION + RESPONSE) for n in range(sizes.turns)]
     spans = [(end - RESPONSE, end) for end in ends]
     ids = np.random.default_rng(0).integers(4, 4096, ends[-1]).tolist()
     once, by_turn = float("inf"), float("inf")
-    for _ in range(5):
+    for _ in range(sizes.rounds):
         start = time.process_time()
         (together,) = teacher.score([ids], [spans])
         middle = time.process_time()
@@ -40,7 +50,7 @@ def run() -> dict:
         "ours": once,
         "reference": by_turn,
         "detail": {
-            "turns": TURNS,
+            "turns": sizes.turns,
             "limit_all_tokens_by_unique_tokens": sum(ends) / ends[-1],
             "largest_difference_of_log_probabilities": difference,
         },

@@ -17,23 +17,31 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from divopd.composers import make_composer
 from divopd.store import Store
 from divopd.turns import Rollout, Turn, turn_from_json, turn_to_json
 
-SIZES = {"5KB": (1000, 50), "23KB": (5000, 140)}  # prompt and response tokens
+TOKENS = {"5KB": (1000, 50), "23KB": (5000, 140)}  # prompt and response tokens
 TURNS = 15
 WRITERS = (1, 4)
-ROLLOUTS = 60  # a round, by all writers together
-PLAIN_ROLLOUTS = 12  # a round of plain SQLite, which takes about as long
-ROUNDS = 7
-UPDATES = 12
+Writing = Callable[[Path, list[Rollout]], None]
 
 
-def run() -> dict:
-    detail: dict[str, Any] = {name: _measure(name) for name in SIZES}
+class Sizes(NamedTuple):
+    rollouts: int  # a round, by all writers together
+    plain_rollouts: int  # a round of plain SQLite, which takes about as long
+    rounds: int
+    updates: int
+
+
+FULL = Sizes(rollouts=60, plain_rollouts=12, rounds=7, updates=12)
+QUICK = Sizes(rollouts=6, plain_rollouts=4, rounds=1, updates=2)
+
+
+def run(sizes: Sizes) -> dict:
+    detail: dict[str, Any] = {turn_size: _measure(turn_size, sizes) for turn_size in TOKENS}
     ours, plain = (detail["5KB"]["put_turns_per_s"][side]["4 writers"] for side in ("store", "plain_sqlite"))
     return {
         "bench": "store",
@@ -45,19 +53,25 @@ def run() -> dict:
     }
 
 
-def _measure(size: str) -> dict[str, Any]:
-    rollouts = [_rollout(f"r{number}", size) for number in range(ROLLOUTS)]
-    sides = {"store": (_put_into_store, ROLLOUTS), "plain_sqlite": (_put_into_plain_sqlite, PLAIN_ROLLOUTS)}
+def _measure(turn_size: str, sizes: Sizes) -> dict[str, Any]:
+    rollouts = [_rollout(f"r{number}", turn_size) for number in range(sizes.rollouts)]
+    sides: dict[str, tuple[Writing, int]] = {
+        "store": (_put_into_store, sizes.rollouts),
+        "plain_sqlite": (_put_into_plain_sqlite, sizes.plain_rollouts),
+    }
     put: dict[str, dict[str, float]] = {
-        name: {f"{writers} writers": _processes(write, rollouts[:count], writers) for writers in WRITERS}
+        name: {
+            f"{writers} writers": _processes(write, rollouts[:count], writers, rounds=sizes.rounds)
+            for writers in WRITERS
+        }
         for name, (write, count) in sides.items()
     }
     put["queue"] = {f"{writers} writers": _through_queue(rollouts, writers) for writers in WRITERS}
-    return {"put_turns_per_s": put, **_one_process(rollouts, size)}
+    return {"put_turns_per_s": put, **_one_process(rollouts, turn_size, updates=sizes.updates)}
 
 
-def _rollout(name: str, size: str) -> Rollout:
-    rng, (prompt, response) = Random(f"{name}/{size}"), SIZES[size]
+def _rollout(name: str, turn_size: str) -> Rollout:
+    rng, (prompt, response) = Random(f"{name}/{turn_size}"), TOKENS[turn_size]
     ids = [rng.randrange(150_000) for _ in range(prompt)]
     turns = (
         Turn(
@@ -96,10 +110,10 @@ def _put_into_plain_sqlite(folder: Path, rollouts: Iterable[Rollout]) -> None:
     connection.close()
 
 
-def _processes(write: Callable[[Path, list[Rollout]], None], rollouts: list[Rollout], writers: int) -> float:
+def _processes(write: Writing, rollouts: list[Rollout], writers: int, *, rounds: int) -> float:
     """Turns per second, from the moment all writers are ready to the last commit; the best of the rounds."""
     context = get_context("fork")  # the children inherit the rollouts; no connection is open yet
-    return max(_one_round(write, rollouts, writers, context) for _ in range(ROUNDS))
+    return max(_one_round(write, rollouts, writers, context) for _ in range(rounds))
 
 
 def _one_round(write: Any, rollouts: list[Rollout], writers: int, context: Any) -> float:
@@ -151,7 +165,7 @@ def _through_queue(rollouts: list[Rollout], writers: int) -> float:
 # ── one process: processor time, composing, reading ───────────────────────────────────────────────────────────────
 
 
-def _one_process(rollouts: list[Rollout], size: str) -> dict[str, Any]:
+def _one_process(rollouts: list[Rollout], turn_size: str, *, updates: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, Store.create(Path(name) / "store.db") as store:
         started = time.process_time()
         for rollout in rollouts:
@@ -160,9 +174,9 @@ def _one_process(rollouts: list[Rollout], size: str) -> dict[str, Any]:
         composer, epoch = make_composer("divopd", max_staleness=1000, max_pending_age=1000), store.begin_learner()
         composed: list[tuple[float, float]] = []
         served: list[tuple[float, float]] = []
-        for update in range(UPDATES):
+        for update in range(updates):
             for number in range(5):  # as many turns as the batch takes out: the pool holds 256
-                store.put(_rollout(f"u{update}.{number}", size))
+                store.put(_rollout(f"u{update}.{number}", turn_size))
             composed.append(_times_ms(lambda q=update: store.compose(composer, update=q, epoch=epoch)))
             served.append(_times_ms(lambda q=update: store.batch(q)))
     both, read = _summary(composed), _summary(served)
@@ -171,11 +185,11 @@ def _one_process(rollouts: list[Rollout], size: str) -> dict[str, Any]:
         # composing ends with reading the batch from the journal: that is taken out
         "compose_64_of_256_and_journal_ms": {name: both[name] - read[name] for name in both},
         "read_64_turns_ms": read,
-        "plain_sqlite_read_64_turns_ms": _summary(_read_plain(rollouts)),
+        "plain_sqlite_read_64_turns_ms": _summary(_read_plain(rollouts, rounds=updates)),
     }
 
 
-def _read_plain(rollouts: list[Rollout]) -> list[tuple[float, float]]:
+def _read_plain(rollouts: list[Rollout], *, rounds: int) -> list[tuple[float, float]]:
     with tempfile.TemporaryDirectory() as name:
         _create_plain(Path(name) / "plain.db")
         _put_into_plain_sqlite(Path(name), rollouts[:10])
@@ -187,7 +201,7 @@ def _read_plain(rollouts: list[Rollout]) -> list[tuple[float, float]]:
                 text = connection.execute("SELECT json FROM turns WHERE rollout = ? AND turn = ?", key).fetchone()[0]
                 turn_from_json(json.loads(text))
 
-        times = [_times_ms(read) for _ in range(UPDATES)]
+        times = [_times_ms(read) for _ in range(rounds)]
         connection.close()
     return times
 

@@ -14,16 +14,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import bm25s
 import Stemmer
 
 from divopd.environments.webshop import HORIZON, Expert, Shop, WebShop, open_shop
 from divopd.environments.webshop.search import K1, TOP, B, SearchIndex, searchable_text
-from divopd.environments.webshop.wish import read_wish
 
-QUERIES = 300
 Search = Callable[[str], Sequence[int]]
+
+
+class Sizes(NamedTuple):
+    queries: int
+    goals: int  # of the synthetic catalogue, for the expert
+
+
+FULL = Sizes(queries=300, goals=500)
+QUICK = Sizes(queries=3, goals=3)
 
 
 class PlainBM25:
@@ -89,14 +97,26 @@ def answers_per_s(search: Search, queries: list[str]) -> tuple[list[Sequence[int
     return answers, len(queries) / (time.perf_counter() - start)
 
 
-def actions_per_s(shop: Shop, tasks: list[str], choose: Callable[[str, list[str]], str]) -> float:
-    """Of the environment alone: random allowed actions, a search from `choose` where there is a search bar."""
-    environment, actions, seconds = WebShop(shop), 0, 0.0
+def expert_searches(shop: Shop, tasks: list[str]) -> dict[str, str]:
+    """What the expert would search for, by task: its first action is `search[query]`."""
+    environment, expert = WebShop(shop), Expert()
+    queries: dict[str, str] = {}
     for task in tasks:
         observation = environment.reset(task)
-        query = read_wish(shop.goal(task).text).query
+        expert.reset(observation)
+        queries[task] = expert.act(observation).removeprefix("search[").removesuffix("]")
+    return queries
+
+
+def actions_per_s(shop: Shop, queries: dict[str, str], rng: random.Random) -> float:
+    """Of the environment alone: random allowed actions, the expert's search where there is a search bar."""
+    environment, actions, seconds = WebShop(shop), 0, 0.0
+    for task, query in queries.items():
+        observation = environment.reset(task)
         for _ in range(HORIZON):
-            action = choose(query, observation.allowed_actions or [])
+            action = rng.choice(observation.allowed_actions or [])
+            if action.startswith("search["):
+                action = f"search[{query}]"
             start = time.perf_counter()
             observation = environment.step(action)
             seconds += time.perf_counter() - start
@@ -120,26 +140,21 @@ def expert_success(shop: Shop, tasks: list[str]) -> dict[str, float]:
     return {"success": successes / len(tasks), "mean_reward": reward / len(tasks)}
 
 
-def run() -> dict[str, object]:
+def run(sizes: Sizes) -> dict[str, object]:
     folder = Path(os.environ.get("DIVOPD_DATA", "")) / "webshop"
     data = folder if "DIVOPD_DATA" in os.environ and folder.is_dir() else None
     shop = open_shop(data)
-    tasks = shop.tasks("test")[:QUERIES]
-    queries = [read_wish(shop.goal(task).text).query for task in tasks]
+    tasks = shop.tasks("test")[: sizes.queries]
+    queries = expert_searches(shop, tasks)
+    asked = list(queries.values())
     texts = [searchable_text(product) for product in shop.products]
     plain = PlainBM25(shop.index, texts, length_of=lambda length: length)
     rounded = PlainBM25(shop.index, texts, length_of=lucene_length)
 
-    ours, ours_per_s = answers_per_s(shop.index.search, queries)
-    reference, reference_per_s = answers_per_s(plain.search, queries)
-    lucene_like, _ = answers_per_s(rounded.search, queries)
-    stock, stock_per_s = answers_per_s(stock_search(texts), queries)
-    rng = random.Random(0)
-
-    def choose(query: str, allowed: list[str]) -> str:
-        action = rng.choice(allowed)
-        return f"search[{query}]" if action.startswith("search[") else action
-
+    ours, ours_per_s = answers_per_s(shop.index.search, asked)
+    reference, reference_per_s = answers_per_s(plain.search, asked)
+    lucene_like, _ = answers_per_s(rounded.search, asked)
+    stock, stock_per_s = answers_per_s(stock_search(texts), asked)
     return {
         "bench": "webshop",
         "ratio": ours_per_s / reference_per_s,
@@ -150,12 +165,14 @@ def run() -> dict[str, object]:
             "products": len(shop.products),
             "goals": len(shop.goals),
             "queries": len(queries),
-            "actions_per_s": actions_per_s(shop, tasks, choose),
+            "actions_per_s": actions_per_s(shop, queries, random.Random(0)),
             "agreement_with_plain_bm25": agreement(ours, reference),
             "agreement_with_lucene_lengths": agreement(ours, lucene_like),
             "stock_tokenizer_agreement_with_plain_bm25": agreement(stock, reference),
             "stock_tokenizer_searches_per_s": stock_per_s,
             "expert_on_these_goals": expert_success(shop, tasks),
-            "expert_on_synthetic_catalogue": expert_success(made_up := open_shop(), made_up.tasks("test")),
+            "expert_on_synthetic_catalogue": expert_success(
+                made_up := open_shop(), made_up.tasks("test")[: sizes.goals]
+            ),
         },
     }

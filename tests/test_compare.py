@@ -14,10 +14,12 @@ from divopd.composers import make_composer
 from divopd.errors import InputError
 from divopd.replay import load_recording, replay, utilization_of
 from divopd.report.run_comparison import RunComparison, compare_runs
-from divopd.report.runs import Costs, read_run
+from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
+from divopd.turns import write_turns
 from fake_runs import SETTINGS, evaluation, make_run
+from strategies import turn
 
 
 def call(*arguments: object) -> int:
@@ -76,6 +78,61 @@ def test_a_target_that_is_never_reached_costs_nothing_known(tmp_path: Path) -> N
     assert comparison.target == 0
     assert comparison.standings[1].costs_to_target is None
     assert "below 5 %" in comparison.notes[0]
+
+
+def test_cost_to_several_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that peaks a point below vanilla misses τ, and its cost to the lower targets is told all the same."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 55, 76])
+    divopd = make_run(tmp_path / "divopd", rates=[10, 62, 74])
+    comparison = compared(vanilla, divopd)
+    assert (comparison.target, comparison.targets) == (75, (50, 60, 70, 75))
+    first, second = comparison.standings
+    assert [one.version for one in first.to_targets] == [3, 6, 6, 6]
+    assert [one.version for one in second.to_targets] == [3, 3, 6, None]
+    assert [one.ratios["elapsed_s"] for one in second.to_targets] == [1, 2, 1, None]
+    sixty = second.to_targets[1]
+    assert (sixty.target, sixty.costs and sixty.costs.elapsed_s) == (60, 30)
+    assert second.to_targets[-1].costs is None
+    assert call(vanilla, divopd) == 0
+    out = capsys.readouterr().out
+    [line] = [line for line in out.splitlines() if "50 %" in line]
+    assert "nAUC@6" in line
+    assert all(target in line for target in ("60 %", "70 %", "75 % (τ)"))
+    assert f"update 3, {sixty.ratios['trained_tokens']:.2f}×" in out
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith(" divopd") and "reached" in line] == [
+        ["not", "reached"],
+        ["–", "–"],
+    ]
+
+
+def test_targets_that_nobody_reaches_are_not_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without any target from vanilla the fixed ones are still shown."""
+    flat = make_run(tmp_path / "flat", method="vanilla", rates=[4, 4])
+    comparison = compared(flat)
+    assert (comparison.target, comparison.targets) == (0, (50, 60, 70))
+    assert [one.costs for one in comparison.standings[0].to_targets] == [None] * 3
+    assert call(flat) == 0
+    assert capsys.readouterr().out.count("not reached") == 3
+
+
+def test_dead_rows_are_not_trained_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What vanilla trains as dead rows and divopd discards as invalid is told apart from what taught something."""
+    folders = [make_run(tmp_path / method, method=method, rollouts=9) for method in ("vanilla", "divopd")]
+    vanilla, divopd = (one.fates for one in compared(*folders).standings)
+    for folder, fates in zip(folders, (vanilla, divopd), strict=True):
+        with Store.open_read_only(folder) as store:
+            turns = list(store.stored_turns())
+            assert sum(fates.values()) == store.account().put == len(turns)
+        assert fates["trained"] == sum(turn.fate.kind == "trained" and turn.reason is None for turn in turns)
+        assert fates["dead"] == sum(turn.fate.kind == "trained" and turn.reason is not None for turn in turns)
+    assert vanilla["dead"] > 0
+    assert vanilla["invalid"] == 0
+    assert divopd["dead"] == 0
+    assert divopd["invalid"] > 0
+    assert call(*folders) == 0
+    [put] = {sum(vanilla.values()), sum(divopd.values())}
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["vanilla", str(put)])
+    assert line.split()[2:4] == [f"{vanilla['trained'] / put:.1%}", f"{vanilla['dead'] / put:.1%}"]
 
 
 @pytest.mark.parametrize("method", ["vanilla", "divopd", "divopd-adaptive"])
@@ -173,7 +230,7 @@ def test_json_has_every_figure(pair: tuple[Path, Path], capsys: pytest.CaptureFi
 
 def test_tables_and_picture(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Everything the table of the spec has is printed, with the ratio beside the cost; names are no markup."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="for want of the extra plots")
     odd = make_run(tmp_path / "[red]$a_{b}$", method="vanilla", seed=1, rates=[5, 45, 45])
     picture = tmp_path / "curves.png"
     assert call(*pair, odd, "--figure", picture) == 0
@@ -208,6 +265,44 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureF
     assert call(first, second, first / "store.db", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["run"] for one in told["standings"]] == [str(first), str(second)]
+
+
+def test_a_folder_of_runs_is_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for `report` and `watch`; a run in it that has nothing to compare yet is named and left out."""
+    make_run(tmp_path / "runs" / "vanilla", method="vanilla")
+    make_run(tmp_path / "runs" / "divopd")
+    make_run(tmp_path / "runs" / "unevaluated", rates=[None, None])
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "begun").mkdir()
+    Store.create(tmp_path / "runs" / "begun" / "store.db").close()
+    assert call(tmp_path / "runs", "--json") == 0
+    told = capsys.readouterr()
+    assert {one["run"] for one in json.loads(told.out)["standings"]} == {"vanilla", "divopd"}
+    left_out = told.err.splitlines()
+    assert len(left_out) == 2
+    assert all(line.startswith("divopd: left out: ") for line in left_out)
+    assert "begun: this run has not recorded an update" in left_out[0]
+    assert "unevaluated: this run has no evaluation" in left_out[1]
+
+
+def test_a_folder_without_a_run_to_compare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: no run in it to compare.*folder of such folders"):
+        call(tmp_path / "empty")
+    make_run(tmp_path / "runs" / "unevaluated", rates=[None, None])
+    with pytest.raises(InputError, match=r"runs: no run in it to compare"):
+        call(tmp_path / "runs")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["turns.jsonl", "notes.txt"])
+def test_a_recording_is_no_run(tmp_path: Path, name: str) -> None:
+    """The message is about the file that was named, not about a store beside it, and says what compares recordings."""
+    write_turns(tmp_path / name, [turn("a", 0)])
+    for wrong in (lambda: call(tmp_path / name), lambda: named_runs(run_folders([tmp_path / name]))):
+        with pytest.raises(InputError, match=rf"{name} is no run.*divopd replay {tmp_path / name}") as caught:
+            wrong()
+        assert "store" not in str(caught.value)
 
 
 def test_a_late_evaluation_costs_what_its_version_had_cost(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Composers: the guarantees of SPEC §4.2 as properties, and agreement with a literal transcription of Algorithm 1."""
 
 import json
+import warnings
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from divopd import METHODS, Turn, make_composer
 from divopd.composers import Candidate
 from divopd.composers.adaptive import offline_bound
-from divopd.errors import InputError, UnknownNameError
+from divopd.errors import InputError, NothingToTrainWarning, UnknownNameError
 from literal import LiteralDivOPD
 from strategies import candidates, recordings, turn
 
@@ -24,6 +26,9 @@ SETTINGS = {
     "max_staleness": st.integers(0, 3),
     "max_pending_age": st.integers(0, 4),
 }
+
+# drawn recordings have updates at which all turns are dead, as a run may have one
+SOME_UPDATES_ARE_DEAD = pytest.mark.filterwarnings("ignore::divopd.errors.NothingToTrainWarning")
 
 
 def eligible(pool: list[Candidate], *, delta: int = 2) -> list[Candidate]:
@@ -55,6 +60,7 @@ def test_a_gated_batch_is_short_only_if_the_valid_pool_is(method: str, pool: lis
     assert all(c.reason is None for c in selected)
 
 
+@SOME_UPDATES_ARE_DEAD
 @given(turns=recordings(updates=6), numbers=st.fixed_dictionaries(SETTINGS), method=st.sampled_from(list(METHODS)))
 def test_composing_goes_on_identically_from_a_saved_state(turns: list[Turn], numbers: dict, method: str) -> None:
     """A composer restored from its JSON state makes the batches the original makes."""
@@ -68,6 +74,7 @@ def test_composing_goes_on_identically_from_a_saved_state(turns: list[Turn], num
         assert restored.compose(fresh, update=update) == original.compose(fresh, update=update)
 
 
+@SOME_UPDATES_ARE_DEAD
 @pytest.mark.parametrize("method", METHODS)
 @given(turns=recordings(updates=8))
 @settings(max_examples=30)
@@ -83,9 +90,54 @@ def test_nothing_is_selected_twice_ever(method: str, turns: list[Turn]) -> None:
     assert max(left.values(), default=1) == 1
 
 
+@pytest.mark.parametrize("version", [0, 3])
+def test_any_turn_that_was_composed_can_be_restored(version: int) -> None:
+    """Fields left out, lists of another library's numbers, and ids that no recording allows survive the state."""
+    scores = [np.float32(-0.5), np.float32(-1.25)]
+    turns = [
+        Turn("a", 0, "t", version, prompt_ids=[1], response_ids=[2, 3], student_logprobs=[-0.5, -1.25],
+             teacher_logprobs=[-0.25, -0.5], action_mask=[1, 1]),
+        Turn("env 7: try #2", 1, "t", version, prompt_ids=np.array([-100, 1]), response_ids=(2, 3),
+             student_logprobs=np.array(scores), teacher_logprobs=scores, action_mask=[True, True]),
+    ]  # fmt: skip
+    original, restored = (make_composer("divopd", batch_size=2, max_staleness=9) for _ in range(2))
+    original.compose([turn("0", 0), turn("0", 1), *turns], update=version)
+    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
+    for left, expected in zip(restored.compose([], update=version).turns, turns, strict=True):
+        assert (left.key, left.version, left.available_at) == (expected.key, expected.version, expected.available_at)
+        for name in ("prompt_ids", "response_ids", "student_logprobs", "teacher_logprobs", "action_mask"):
+            assert [float(item) for item in getattr(left, name)] == [float(item) for item in getattr(expected, name)]
+
+
+# ── a batch with nothing to train ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_without_a_valid_turn_is_told_once(method: str) -> None:
+    """The counted reasons are in the warning; the same composer says it once, another one again."""
+    for _ in range(2):
+        composer = make_composer(method, batch_size=4)
+        lost = [turn("a", 0, action_mask=None), turn("a", 1, action_mask=None), turn("b", 0, prompt_truncated=True)]
+        with pytest.warns(NothingToTrainWarning, match=r"update 0: .* 3 .*no_action_mask 2, prompt_truncated 1"):
+            composer.compose(lost, update=0)
+        composer.compose([turn("c", 0, action_mask=None)], update=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_with_a_valid_turn_is_no_warning(method: str) -> None:
+    """Nor is an empty queue, nor one in which all turns are stale."""
+    composer = make_composer(method, batch_size=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert composer.compose([turn("a", 0), turn("a", 1, action_mask=None)], update=0).turns
+        composer.compose([], update=1)
+        composer.compose([turn("old", 0, action_mask=None)], update=9)
+
+
 # ── Algorithm 1 ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@SOME_UPDATES_ARE_DEAD
 @given(turns=recordings(), numbers=st.fixed_dictionaries(SETTINGS))
 @settings(max_examples=300)
 def test_divopd_is_algorithm_1(turns: list[Turn], numbers: dict) -> None:

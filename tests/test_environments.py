@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from divopd.cli import main
 from divopd.environments import ENVIRONMENTS, find_entry, kind_of, make_environment, make_expert, missing_parts, tasks
 from divopd.environments.alfworld import TASK_TYPES
 from divopd.environments.gym import GymEnvironment, seed_of
@@ -58,7 +61,7 @@ def test_horizons_and_evaluation_of_the_paper(name: str, horizon: int, split: st
 def test_every_split_has_its_tasks(name: str) -> None:
     """Each split of an environment that needs no data lists tasks without repeats, enough to evaluate on."""
     if "Stemmer" in missing_parts(name):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     entry = ENVIRONMENTS[name]
     for split in entry.splits:
         listed = tasks(name, split)
@@ -69,7 +72,7 @@ def test_every_split_has_its_tasks(name: str) -> None:
 def test_official_alfworld_games(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the official data, valid_seen is the paper's 140 games, and training games are shuffled, not sorted."""
     if missing_parts("alfworld"):
-        pytest.skip("needs the official games (DIVOPD_DATA or ALFWORLD_DATA)")
+        pytest.skip("for want of the official data")
     train = tasks("alfworld", "train")
     assert len(tasks("alfworld", "valid_seen")) == 140
     assert len(train) == 3553
@@ -91,7 +94,7 @@ def test_same_order_with_any_hash_seed(name: str, split: str) -> None:
 def test_webshop_order_with_any_hash_seed() -> None:
     """The shop's goals too, down to their text."""
     if missing_parts("webshop-small"):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     code = "from divopd.environments import *; e = make_environment('webshop-small'); print([e.reset(t).text for t in "
     code += "tasks('webshop-small', 'test')[:20]])"
     shown = {
@@ -118,12 +121,13 @@ def test_the_kind_of_a_task_is_the_environments_own(tmp_path: Path) -> None:
     plain = tmp_path / "plain.py"
     plain.write_text("class Plain:\n    def reset(self, task): ...\n    def step(self, action): ...\n")
     assert kind_of(f"{plain}:Plain", "hard/7/x") == "hard"
+    assert {kind_of(f"{plain}:Plain", task) for task in ("7-3", "7-4", "kitchen")} == {"all"}
 
 
 def test_the_kind_of_a_shopping_task_is_its_number_of_options() -> None:
     """The goal's text names that many."""
     if missing_parts("webshop-small"):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     environment = make_environment("webshop-small")
     for task in tasks("webshop-small", "test")[:20]:
         number = environment.reset(task).text.count(": ")
@@ -133,7 +137,7 @@ def test_the_kind_of_a_shopping_task_is_its_number_of_options() -> None:
 def test_settings_of_a_shop(tmp_path: Path) -> None:
     """Size and seed of a synthetic catalogue, product files and human goals are settings; wrong ones are told."""
     if missing_parts("webshop-small"):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     few = tasks("webshop-small", "train", products=200, kinds=5)
     assert 0 < len(few) < len(tasks("webshop-small", "train"))
     shop = make_environment("webshop-small", products=200, kinds=5).shop  # pyright: ignore[reportAttributeAccessIssue]
@@ -154,7 +158,7 @@ def test_settings_of_a_shop(tmp_path: Path) -> None:
 def test_official_products_with_human_goals() -> None:
     """With the official files, both kinds of goals are tasks of the same shop."""
     if missing_parts("webshop"):
-        pytest.skip("needs the official products (DIVOPD_DATA)")
+        pytest.skip("for want of the official data")
     human = make_environment("webshop", goals="human").reset(tasks("webshop", "test", goals="human")[0])
     assert human.text != make_environment("webshop").reset("goal-00000").text
 
@@ -171,6 +175,15 @@ def test_what_is_missing_is_told_with_its_command(tmp_path: Path) -> None:
     assert next(line for line in ready if line["environment"] == "alfworld-small")["missing"] == []
 
 
+def test_what_to_install_can_be_installed_from_a_clone() -> None:
+    """The package is on no registry: every hint names an extra of this repository, to be installed in its folder."""
+    extras = metadata("divopd").get_all("Provides-Extra") or []
+    for entry in ENVIRONMENTS.values():
+        assert set(re.findall(r"pip install (.*?\])", entry.install)) <= {f"-e '.[{extra}]" for extra in extras}
+        assert ("pip install" in entry.install) == (entry.install != "nothing to install")
+        assert "divopd[" not in entry.install
+
+
 def test_unknown_names_are_errors() -> None:
     """A wrong environment, split or setting is named with the nearest right one."""
     with pytest.raises(UnknownNameError, match="did you mean 'scienceworld'"):
@@ -185,7 +198,7 @@ def test_unknown_names_are_errors() -> None:
 def test_missing_data_is_an_error_that_says_where_it_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without official data the error names the variable to set and what needs no data."""
     if "Stemmer" in missing_parts(name):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     from divopd.environments import sources
 
     monkeypatch.delenv("DIVOPD_DATA", raising=False)
@@ -201,7 +214,7 @@ def test_missing_data_is_an_error_that_says_where_it_goes(name: str, monkeypatch
 def test_bad_actions_are_invalid(name: str, action: str) -> None:
     """An action of 100 kB, broken Unicode, escapes and chat markers are invalid actions; the rollout goes on."""
     if missing_parts(name):
-        pytest.skip("needs an extra")
+        pytest.skip("for want of the extra webshop")
     environment = make_environment(name)
     environment.reset(tasks(name, "test")[0])
     observation = environment.step(action)
@@ -213,7 +226,7 @@ def test_bad_actions_are_invalid(name: str, action: str) -> None:
 def test_experts_solve_evaluation_tasks(name: str) -> None:
     """The expert of each environment solves the first tasks, acting on what it sees, within the horizon."""
     if missing_parts(name):
-        pytest.skip("needs an extra")
+        pytest.skip("for want of the extra webshop")
     environment = make_environment(name)
     expert = make_expert(name, environment)
     solved = 0
@@ -256,12 +269,74 @@ def test_own_environment_without_tasks(tmp_path: Path) -> None:
         tasks(f"{file}:Bare", "train")
 
 
+WRONG_ANSWERS = {
+    "a dict": ("{'text': 'You are here.'}", "returned a dict", "expected an Observation"),
+    "nothing": ("None", "returned NoneType", "expected an Observation"),
+    "gym's pair": ("('You are here.', {})", "returned a tuple", "expected an Observation"),
+    "no text": ("Observation(None)", "text is None", "expected a string"),
+    "an action for a list": ("Observation('x', 'go')", "allowed_actions is 'go'", "expected a list of strings or None"),
+    "numbers as actions": ("Observation('x', [1, 2])", "allowed_actions is [1, 2]", "expected a list of strings or"),
+    "a word for done": ("Observation('x', done='no')", "done is 'no'", "expected True or False"),
+    "a word as reward": ("Observation('x', reward='1')", "reward is '1'", "expected a number"),
+}
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS)
+def test_an_answer_that_is_no_observation_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, method: str
+) -> None:
+    """It names the class, the method, what came and what was expected; there is no traceback."""
+    answer, *words = WRONG_ANSWERS[wrong]
+    answers = {"reset": "Observation('Go on.', ['go'])", "step": "Observation('Done.', done=True)"} | {method: answer}
+    (tmp_path / "hut.py").write_text(
+        "from divopd.environments import Observation\n"
+        "class Hut:\n"
+        f"    def reset(self, task): return {answers['reset']}\n"
+        f"    def step(self, action): return {answers['step']}\n"
+    )
+    assert main(["play", f"{tmp_path / 'hut.py'}:Hut", "any", "--policy", "random"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("divopd: ")
+    assert told.count("\n") == 1
+    assert all(word in told for word in (f"Hut.{method}", *words)), told
+
+
+def test_answers_of_numpy_and_tuples_are_taken(tmp_path: Path) -> None:
+    """What already means the same is no error, and the rest of an environment can still be reached."""
+    (tmp_path / "numeric.py").write_text(
+        "import numpy as np\n"
+        "from divopd.environments import Observation\n"
+        "class Numeric:\n"
+        "    colour = 'red'\n"
+        "    def reset(self, task): return Observation('x', ('a', 'b'), reward=np.float32(0.5))\n"
+        "    def step(self, action): return Observation('x', None, done=np.bool_(True), success=True, reward=1)\n"
+    )
+    environment = make_environment(f"{tmp_path / 'numeric.py'}:Numeric")
+    assert environment.reset("any").text == "x"
+    assert environment.step("a").done
+    assert environment.colour == "red"  # type: ignore[attr-defined]
+    assert not hasattr(environment, "close")
+
+
+def test_tasks_that_are_no_strings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text(
+        "class Counted:\n"
+        "    @staticmethod\n"
+        "    def tasks(split): return range(3)\n"
+        "    def reset(self, task): ...\n"
+        "    def step(self, action): ...\n"
+    )
+    with pytest.raises(InputError, match=r"tasks\('train'\) has 0 in it; expected a list of strings"):
+        tasks(f"{tmp_path / 'counted.py'}:Counted", "train")
+
+
 # ── Gymnasium ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_guess(*, reveal: Callable[[int], Any] = lambda n: f"low of {n}") -> Any:
     """A real Gymnasium environment: guess the number that the seed drew, with words for actions."""
-    gymnasium = pytest.importorskip("gymnasium", reason="needs the extra gym")
+    gymnasium = pytest.importorskip("gymnasium", reason="for want of the extra gym")
 
     class Guess(gymnasium.Env):
         observation_space = gymnasium.spaces.Text(100)
@@ -326,7 +401,7 @@ def test_gym_observation_that_is_no_text_needs_a_description() -> None:
 
 def test_gym_by_id() -> None:
     """An id that gymnasium does not know, or none at all, is an InputError."""
-    pytest.importorskip("gymnasium", reason="needs the extra gym")
+    pytest.importorskip("gymnasium", reason="for want of the extra gym")
     with pytest.raises(InputError, match="NoSuchGame"):
         make_environment("gym", id="NoSuchGame-v0")
     with pytest.raises(InputError, match="id is missing"):
@@ -377,7 +452,7 @@ uvicorn.run(create_app(Stairs, Say, Seen, env_name="stairs", max_concurrent_envs
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """A real OpenEnv server on loopback, in a process of its own."""
-    pytest.importorskip("openenv", reason="needs the extra openenv")
+    pytest.importorskip("openenv", reason="for want of the extra openenv")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

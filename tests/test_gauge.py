@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from divopd.composers.composer import Settings
 from divopd.report.gauge import QueuePressure, queue_pressure
@@ -86,6 +88,34 @@ def test_balance_is_left_alone() -> None:
     """Turns that the gate drops are no load."""
     pressure = judge(arriving=94, rollouts=10, invalid=30)
     assert (pressure.verdict, pressure.load, pressure.advice) == ("balanced", 1.0, ())
+
+
+def test_invalid_turns_of_an_old_backlog_are_no_negative_load() -> None:
+    """Ten turns arrive while the gate drops sixty that have waited: the valid share of what is read counts."""
+    made = updates(count=5, arriving=10, rollouts=1, rows=4, invalid=60)
+    for number, figures in enumerate(made):
+        figures["queued"] = 1000 - 54 * number  # 64 are read each time, 4 of them valid
+    pressure = queue_pressure(made, Settings("divopd"), max_backlog=None)
+    assert pressure is not None
+    assert pressure.load == pytest.approx(10 * 4 / 64 / 4)
+
+
+@given(flows=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=25))
+def test_a_load_is_between_nothing_and_all_that_arrives(flows: list[tuple[int, int, int]]) -> None:
+    """Whatever arrives, is read and is dropped, update by update."""
+    made, put, queued = [], 0, 0
+    for number, (arrives, wanted, bad) in enumerate(flows):
+        put, queued = put + arrives, queued + arrives
+        read = min(wanted, queued)
+        queued -= read
+        invalid = min(bad, read)
+        (figures,) = updates(count=1, arriving=put, rollouts=1, rows=read - invalid, invalid=invalid)
+        made.append(figures | {"queued": queued, "rollouts_put": number, "virtual_s": 10.0 * number})
+    pressure = queue_pressure(made, Settings("divopd"), max_backlog=None)
+    assert pressure is not None
+    recent = made[-21:]
+    arrived = (recent[-1]["turns_put"] - recent[0]["turns_put"]) / (len(recent) - 1)
+    assert 0 <= pressure.load <= arrived
 
 
 @pytest.mark.parametrize("method", ["vanilla", "gate-only", "divopd", "top-b"])

@@ -18,8 +18,9 @@ from divopd.payload import digest_of
 from divopd.replay import load_recording, replay
 from divopd.store import Store
 from divopd.store_reader import entry_digest
-from divopd.turns import Rollout, read_turns
+from divopd.turns import Rollout, read_turns, write_turns
 from store_processes import make_rollout, make_test_composer
+from strategies import turn
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +244,36 @@ def test_explain_shows_the_whole_decision(run: Path, update: int, capsys: pytest
     table = capsys.readouterr().out
     assert f"update {update}, divopd: {len(entry.selected)} turns of" in table
     assert all(key[0] in table for key in entry.selected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_explain_names_a_cap_only_where_there_is_one(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seven turns of one rollout in the first pass of an uncapped method do not stand under a cap of 4."""
+    capped = method.startswith("divopd") and method != "divopd-focus"
+    write_turns(tmp_path / "turns.jsonl", [turn("only", index) for index in range(7)])
+    assert main(["replay", str(tmp_path / "turns.jsonl"), "--method", method, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "run"), "0"]) == 0
+    table = " ".join(capsys.readouterr().out.split())
+    assert ("cap 4" in table, "no cap" in table) == (capped, not capped)
+    passes = [f"pass {number}:" in table for number in (1, 2, 3, 4)]
+    assert passes == ([True] * 4 if capped else [True, True, False, False] if method == "divopd-focus" else [False] * 4)
+    assert main(["explain", str(tmp_path / "run"), "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["cap"] == (4 if capped else None)
+
+
+def test_explain_of_a_run_without_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """divopd with `cap: none` has one pass and says so."""
+    write_turns(tmp_path / "turns.jsonl", [turn("only", index) for index in range(7)])
+    options = ["--method", "divopd", "--cap", "none", "--out", str(tmp_path / "run")]
+    assert main(["replay", str(tmp_path / "turns.jsonl"), *options]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "run"), "0"]) == 0
+    table = capsys.readouterr().out
+    assert "no cap" in " ".join(table.split())
+    assert "pass" not in table
 
 
 def test_pending_after_is_what_the_composer_kept(tmp_path: Path) -> None:

@@ -2,20 +2,23 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
+from divopd.cli import main
 from divopd.config import Config, load_config
-from divopd.errors import InputError
+from divopd.errors import InputError, MissingExtraError
 from divopd.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.models.model_files import read_model_facts
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
 from divopd.planning import Plan, make_plan
+from divopd.store import Store
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SMALL = TinySize(hidden=16, layers=2, heads=2, key_value_heads=1, feed_forward=32, context=2048)
@@ -151,13 +154,12 @@ def test_prompts_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> Non
         ({"environment": {"name": "alfworld-small", "train_split": "trian"}}, "did you mean 'train'"),
         ({"environment": {"name": "alfworld-small", "settings": {"games": "smalll"}}}, "smalll"),
         ({"environment": {"name": "alfworld-small", "settings": {"gamez": "small"}}}, "did you mean 'games'"),
-        ({"evaluation": {"tasks": 1_000_000}}, "evaluation.tasks is 1000000"),
     ],
 )
 def test_tasks_that_are_not_there_are_refused(
     model: Path, tmp_path: Path, sections: dict[str, Any], words: str
 ) -> None:
-    """A split, a setting of the environment, or more evaluation tasks than there are."""
+    """A split, or a setting of the environment."""
     assert words in only_problem(make_plan(config_for(model, model, **sections), out=tmp_path))
 
 
@@ -255,3 +257,95 @@ def test_the_sample_sees_what_does_not_fit() -> None:
     assert 300 - 75 < sample.longest_prompt <= 300
     assert 0 < sample.truncated_share < 1
     assert 0 < sample.turns <= config.environment.horizon
+
+
+# ── `train --dry-run` and `train` ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("place", ["mine.yaml", "./mine.yaml", "../deep/mine.yaml"])
+def test_a_run_is_named_after_the_folder_of_its_config(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the path that was given names no folder."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mine.yaml").write_text(f"extends: {CONFIGS / 'default' / 'divopd.yaml'}\n")
+    monkeypatch.chdir(tmp_path / "deep")
+    assert main(["train", place, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"into {Path('runs', 'deep-divopd-seed0')}")
+
+
+ROOM = CONFIGS.parent / "examples" / "counting_room"
+
+
+def room(model: Path, *changes: str) -> list[str]:
+    """The example of the repository with a random model, one update long."""
+    settings = [f"environment.name={ROOM / 'counting_room.py'}:CountingRoom", f"student.model={model}"]
+    settings += [f"teacher.model={model}", "learner.updates=1", "composer.batch_size=4", *changes]
+    return ["train", str(ROOM / "train.yaml"), *(part for one in settings for part in ("--set", one))]
+
+
+def test_fewer_tasks_than_asked_for_are_all_evaluated(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example has 30 test tasks where 128 are usual: the dry run and the run both go on, and both say so."""
+    said = "evaluation.tasks is 128, but the split test of"
+    assert main([*room(model), "--dry-run"]) == 0
+    plan = capsys.readouterr().out
+    assert "evaluation on 30 of test" in plan
+    assert said in plan
+    assert main([*room(model), "--out", str(tmp_path / "run")]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if said in line] != []
+    with Store.open_read_only(tmp_path / "run") as store:
+        assert [figures["tasks"] for figures in store.figures("evaluation").values()] == [30, 30]
+    assert main([*room(model, "evaluation.tasks=30"), "--dry-run"]) == 0
+    assert "evaluation.tasks" not in capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], out: Path, arguments: list[str]) -> tuple[str, str]:
+    """What the dry run and the run say when both refuse to begin; neither has made the run's folder."""
+    told = []
+    for options in (["--dry-run"], []):
+        assert main([*arguments, "--out", str(out), *options]) == 2
+        told.append(capsys.readouterr().err)
+    assert not out.exists()
+    return told[0], told[1]
+
+
+def test_a_logger_that_is_not_installed_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the dry run as by the run, in the same words, with the extra that brings it."""
+    for package in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
+    plan, run = refused(capsys, tmp_path / "run", room(model, "loggers=[wandb, mlflow]"))
+    assert str(MissingExtraError("the logger wandb", "wandb")) in plan
+    assert str(MissingExtraError("the logger mlflow", "mlflow")) in plan
+    assert str(MissingExtraError("the logger wandb", "wandb")) in run
+
+
+@pytest.mark.parametrize("key", ["student.model", "teacher.model", "teacher.by_task.pick_*"])
+def test_a_model_that_is_not_there_is_refused(
+    model: Path, tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the run's folder is made: the same command works once the model is there."""
+    monkeypatch.chdir(tmp_path)
+    for told in refused(capsys, tmp_path / "run", room(model, f"{key}=Qwen/Qwen3-1.7B")):
+        assert "Qwen/Qwen3-1.7B: no model there" in told
+        assert "hf download Qwen/Qwen3-1.7B" in told
+
+
+@pytest.mark.parametrize("empty", ["train", "test"])
+def test_a_split_without_tasks_is_refused(
+    model: Path, tmp_path: Path, empty: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half.py").write_text(
+        "from divopd.environments import Observation\n"
+        "class Half:\n"
+        "    @staticmethod\n"
+        f"    def tasks(split): return [] if split == {empty!r} else ['one']\n"
+        "    def reset(self, task): return Observation('Go.', ['go'])\n"
+        "    def step(self, action): return Observation('Over.', done=True)\n"
+    )
+    arguments = room(model, f"environment.name={tmp_path / 'half.py'}:Half")
+    for told in refused(capsys, tmp_path / "run", arguments):
+        assert f"the split {empty} of {tmp_path / 'half.py'}:Half has no tasks" in told

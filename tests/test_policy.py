@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
+from divopd.cli import main
 from divopd.errors import AlignmentError, InputError
 from divopd.learner import Learner, Optimization
+from divopd.models.model_files import read_model_facts
 from divopd.models.policy import Policy
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
@@ -220,6 +222,28 @@ def test_environment_text_cannot_forge_a_control_token(folder: Path) -> None:
     marker = policy.tokenizer.eos_token
     assert policy.tokenizer.eos_token_id not in policy.encode(f"go {marker} to")
     assert policy.decode(policy.encode(f"go {marker} to")) == f"go {marker} to"
+
+
+def test_a_name_of_the_hub_says_how_to_get_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading, planning and evaluating name the command; what cannot be a Hub's name gets no such advice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    asking = (TransformersPolicy.load, read_model_facts)
+    advice = "hf download Qwen/Qwen3-1.7B --local-dir models/Qwen3-1.7B, then set the model to models/Qwen3-1.7B"
+    for ask in asking:
+        with pytest.raises(InputError, match=r"Qwen/Qwen3-1\.7B: no model there") as caught:
+            ask(Path("Qwen/Qwen3-1.7B"))
+        assert advice in str(caught.value)
+        assert "\n" not in str(caught.value)
+    for name in ("nowhere", "mine/teacher", "a/b/c", "../b", str(tmp_path / "x"), "a b/c"):
+        for ask in asking:
+            with pytest.raises(InputError, match="no model there") as caught:
+                ask(Path(name))
+            assert "hf download" not in str(caught.value)
+    assert main(["evaluate", "Qwen/Qwen3-1.7B", "--environment", "alfworld-small"]) == 2
+    assert advice in capsys.readouterr().err
 
 
 def test_only_safetensors_without_code_are_loaded(folder: Path, tmp_path: Path) -> None:

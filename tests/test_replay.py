@@ -1,14 +1,18 @@
 """The replay lab and the synthetic recordings it is shown on."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from divopd import METHODS, Turn, make_composer
+from divopd.cli import main
+from divopd.composers import EXPLORER_PARTS
 from divopd.replay import Recording, recording_of, replay, utilization_of
 from divopd.synth import PRESETS, load_of, synthesize, with_load
+from divopd.turns import write_turns
 from literal import LiteralDivOPD
 from strategies import recordings, turn
 
@@ -93,3 +97,42 @@ def test_the_load_is_what_was_asked(load: float) -> None:
     turns = list(synthesize(model, updates=12, seed=0))
     arrived = sum(t.available_at >= 4 for t in turns)
     assert arrived / (8 * model.batch_size) == pytest.approx(load, rel=0.15)
+
+
+# ── what the table says ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def table_of(turns: list[Turn], folder: Path, capsys: pytest.CaptureFixture[str], *methods: str) -> str:
+    """What `divopd replay` prints."""
+    write_turns(folder / "turns.jsonl", turns)
+    assert main(["replay", str(folder / "turns.jsonl"), "--method", *methods]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_recording_without_a_valid_turn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counted reasons stand under the table, and no share of rollouts that do not exist in it."""
+    lost = [turn("a", index, action_mask=None) for index in range(5)] + [turn("b", 0, prompt_truncated=True)]
+    out = table_of(lost, tmp_path, capsys, "divopd", "vanilla")
+    assert "all 6 turns are invalid (no_action_mask 5, prompt_truncated 1)" in " ".join(out.split())
+    gated, ungated = (next(line.split() for line in out.splitlines() if name in line) for name in ("divopd", "vanilla"))
+    assert gated[1:] == ["–"] * 7 + ["0.0", "0"]
+    assert ungated[1:3] == ["–", "–"]
+    assert ungated[6] == "100.0%"
+
+
+def test_a_recording_with_a_valid_turn_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table_of([turn("a", 0), turn("b", 0, action_mask=None)], tmp_path, capsys, "divopd")
+    assert next(line.split() for line in out.splitlines() if "divopd" in line)[1:3] == ["0.0%", "0.00"]
+    assert "1 valid rollouts" in out
+    assert "invalid" not in out
+
+
+def test_what_a_replay_cannot_show_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A method with a part in the explorer looks like the composer it has: a note under the table names it."""
+    assert {name for name in METHODS if name.startswith("tcod-")} | {"turnopd", "divopd-r"} == set(EXPLORER_PARTS)
+    for name in EXPLORER_PARTS:
+        said = " ".join(table_of([turn("a", 0)], tmp_path, capsys, "vanilla", name).split())
+        assert f"a replay cannot show what {name} does in the explorer" in said
+    said = " ".join(table_of([turn("a", 0)], tmp_path, capsys, "vanilla", "turnopd", "divopd-r").split())
+    assert "what turnopd and divopd-r do in the explorer" in said
+    assert "explorer" not in table_of([turn("a", 0)], tmp_path, capsys, "vanilla", "divopd")

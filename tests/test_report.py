@@ -89,6 +89,10 @@ def test_figures_of_a_journal_are_those_that_training_records(folders: list[Path
             )
 
 
+def account_without_put(account: dict[str, int]) -> dict[str, int]:
+    return {fate: turns for fate, turns in account.items() if fate != "put"}
+
+
 def test_every_turn_is_counted_once(folders: list[Path]) -> None:
     """Flow, depths, ages and the list of rollouts all add up to the account."""
     for folder in folders:
@@ -98,8 +102,14 @@ def test_every_turn_is_counted_once(folders: list[Path]) -> None:
             assert sum(store.ages().values()) == sum(store.waits().values()) == account["trained"]
             assert sum(store.reasons().values()) == account["invalid"]
             rows = store.rollout_page(first=0, count=10_000).rows
+            flow = data.flow(store)
+            dead = sum(turn.fate.kind == "trained" and turn.reason is not None for turn in store.stored_turns())
+            assert sum(flow["dead"].values()) == flow["fates"]["dead"] == dead
+            assert flow["fates"] == account_without_put(account) | {"trained": account["trained"] - dead, "dead": dead}
             for fate in FATES:
-                assert sum(row.fates[fate] for row in rows) == account[fate]
+                assert sum(row.fates[fate] for row in rows) == flow["fates"][fate]
+                at_depths = sum(tally.turns for tally in store.depth_tallies() if tally.fate == fate)
+                assert at_depths == flow["fates"][fate]
 
 
 def test_rollouts_come_in_pages_of_any_order(folders: list[Path]) -> None:
@@ -115,6 +125,8 @@ def test_rollouts_come_in_pages_of_any_order(folders: list[Path]) -> None:
         assert [row.fates["stale"] for row in stale.rows] == sorted(
             (r.fates["stale"] for r in stale.rows), reverse=True
         )
+        dead = store.rollout_page(first=0, count=10_000, order="-dead", fate="dead")
+        assert 0 < dead.total == sum(row.fates["dead"] > 0 for row in whole.rows) < whole.total
         named = store.rollout_page(first=0, count=10_000, text="R.0.1.")
         assert {row.rollout for row in named.rows} == {r.rollout for r in whole.rows if "r.0.1." in r.rollout}
         with pytest.raises(InputError):
@@ -222,6 +234,48 @@ def test_labels_of_the_flow_are_whole(page_file: Path) -> None:
 
 
 @pytest.mark.browser
+def test_dead_rows_and_missed_targets_are_told(tmp_path: Path) -> None:
+    """Flow, depths, rollouts and two runs show dead rows by themselves; a target that was missed is not reached."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 55, 76])
+    divopd = make_run(tmp_path / "divopd", rates=[10, 62, 74])
+    write_report([vanilla, divopd], tmp_path / "report.html")
+    fates = [read_run(run).fates for run in (vanilla, divopd)]
+    with opened((tmp_path / "report.html").as_uri(), offline=True) as page:
+        open_view(page, "flow")
+        flows = page.locator("svg[aria-label='flow of turns']").all_text_contents()
+        share = fates[0]["trained"] / sum(fates[0].values())
+        assert f"trained{fates[0]['trained']} ({100 * share:.1f} %)" in flows[0]
+        assert "dead row: prompt truncated" in flows[0]
+        assert "dead row" not in flows[1]
+        open_view(page, "rollouts")
+        page.get_by_label("With a turn that is").select_option("dead")
+        settle(page)
+        with StoreViews.open(vanilla) as store:
+            expected = store.rollout_page(first=0, count=10_000, fate="dead").total
+        assert page.locator("tbody tr").count() == expected
+        page.locator("tbody a").first.click()
+        page.wait_for_selector(".turn")
+        assert "dead row at update" in " ".join(page.locator(".badge").all_text_contents())
+        open_view(page, "cost")
+        table = page.locator("table", has_text="nAUC@6")
+        assert "not reached" in table.locator("tr", has_text="divopd").text_content()
+        ratio = compare_runs([read_run(run) for run in (vanilla, divopd)]).standings[1].to_targets[1].ratios
+        assert f"{ratio['trained_tokens']:.2f}×" in table.locator("tr", has_text="divopd").text_content()
+        page.get_by_role("button", name="60 %", exact=True).click()
+        settle(page)
+        assert "divopd did not reach" not in page.locator("#content").text_content()
+        page.get_by_role("button", name="75 % (τ)", exact=True).click()
+        settle(page)
+        assert "divopd did not reach 75 %: its peak was 74.0 %." in page.locator("#content").text_content()
+        open_view(page, "diff")
+        assert "not reached" in page.locator("tr", has_text="trained tokens to 75 %").first.text_content()
+        assert page.locator("tr", has_text="turns as dead rows").count() == 1
+        for name in ("cost", "diff"):
+            open_view(page, name)
+            assert not re.search(r"\bnever\b(?! used)", page.locator("#content").inner_text()), name
+
+
+@pytest.mark.browser
 def test_a_person_finds_the_way(page_file: Path) -> None:
     """Another axis, a sorted table, an explained batch, a rollout turn by turn, two runs: by mouse and by keyboard."""
     with opened(page_file.as_uri(), offline=True) as page:
@@ -259,7 +313,7 @@ def test_a_person_finds_the_way(page_file: Path) -> None:
         page.locator("nav a").first.focus()
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
-        page.wait_for_function("() => document.querySelector('h1').textContent === 'Cost to τ'")
+        page.wait_for_function("() => document.querySelector('h1').textContent === 'Cost to a target'")
 
 
 @pytest.mark.browser

@@ -124,7 +124,7 @@ def test_killed_for_minutes(tmp_path: Path, seed: int) -> None:
 
 # ── every system call ─────────────────────────────────────────────────────────────────────────────────────────────
 
-needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="for want of strace")
 CALLS = "pwrite64,fdatasync,fsync,ftruncate,unlink,unlinkat,link,linkat,rename,renameat"
 
 

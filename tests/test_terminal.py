@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("pydantic")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("pydantic", reason="for want of the extra train")
 from rich.console import Console
 
 from divopd.config import Config
@@ -154,6 +154,21 @@ def test_the_summary_names_only_what_exists(run: Path) -> None:
     rollout = next(command[-1] for command in commands if command[1] == "why")
     with Store.open_read_only(run) as store:
         assert store.turns_of(rollout)
+
+
+def test_dead_rows_are_told_apart_from_trained_turns(tmp_path: Path) -> None:
+    """After every update and in the summary: both numbers, which add up to the rows."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rollouts=9)
+    with Store.open_read_only(vanilla) as store:
+        rows = [turn for turn in store.stored_turns() if turn.fate.kind == "trained"]
+        last = [turn for turn in rows if turn.fate.update == store.updates - 1]
+    dead, dead_last = (sum(turn.reason is not None for turn in some) for some in (rows, last))
+    assert dead > dead_last > 0
+    line = show(vanilla, terminal=False).splitlines()[-1]
+    assert f" {len(last) - dead_last} trained, {dead_last} dead, " in line
+    out = StringIO()
+    TerminalView(CONFIG, console=Console(file=out, width=120, markup=False, _environ={})).summary(vanilla)
+    assert f" {len(rows) - dead} trained, {dead} dead, " in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@
 
 A YAML file may extend another one (`extends: ../common.yaml`, relative to itself): mappings are merged key by key, all
 other values are replaced. What no file says has the paper's value. What depends on the environment (its horizon, its
-evaluation, the look of its prompts) is filled in, so that the resolved configuration stored with a run says all of it.
+evaluation, the look of its prompts) or on the student (the form of answers that it was taught) is filled in, so that
+the resolved configuration stored with a run says all of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
 from divopd.loggers import LoggerName
+from divopd.models.model_files import model_folder
+from divopd.models.taught import Taught, read_taught
 from divopd.optimization import Lora, Optimization
 from divopd.prompts import PromptStyle, style_for
 
@@ -325,6 +328,9 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(environment, table)
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
+    taught = _taught_student(data.get("student", {}), str(name))
+    if taught is not None:
+        _fill(prompts, {"answer": taught.answer, "actions": taught.actions})
     _fill(prompts, asdict(style_for(str(name), answer="terse" if prompts.get("answer") == "terse" else "think")))
     composer = _section(data, "composer")
     for shared, place in {"method": "method", "seed": "seed", "total_updates": "learner.updates"}.items():
@@ -334,6 +340,20 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
     updates = learner.get("updates", LearnerPart.updates) if isinstance(learner, Mapping) else LearnerPart.updates
     composer |= {"method": data.get("method", "divopd"), "seed": data.get("seed", 0), "total_updates": updates}
     return data
+
+
+def _taught_student(student: object, environment: str) -> Taught | None:
+    """What the student was taught. The default one counts only where it was taught: elsewhere it is a stand-in."""
+    named = student.get("model") if isinstance(student, Mapping) else None
+    try:
+        folder = model_folder(str(named or StudentPart().model))
+    except InputError:
+        return None
+    try:
+        taught = read_taught(folder)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return taught if named or (taught and taught.environment == environment) else None
 
 
 def _section(data: dict[Any, Any], name: str) -> dict[Any, Any]:

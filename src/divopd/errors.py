@@ -15,6 +15,8 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
 └── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if all others break off too
+
+NothingToTrainWarning           no error: a batch in which no turn passed the gate
 """
 
 from collections.abc import Iterable
@@ -43,11 +45,16 @@ class UnknownNameError(InputError):
         super().__init__(f"unknown {kind} {got!r}; {hint}")
 
 
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra. divopd is on no registry: it is installed from a clone."""
+    return f"pip install -e '.[{extra}]' in the clone of divopd"
+
+
 class MissingExtraError(InputError):
     """An optional part is not installed; the message names the extra that brings it."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed; install it with: pip install 'divopd[{extra}]'")
+        super().__init__(f"{what} is not installed; run {how_to_install(extra)}")
 
 
 class StoreError(DivopdError):
@@ -88,3 +95,7 @@ class AlignmentError(DivopdError):
 
 class EnvironmentFailure(DivopdError):
     """An environment died or hung. It costs one rollout; the run goes on unless nothing but failures is left."""
+
+
+class NothingToTrainWarning(UserWarning):
+    """A batch has no valid turn although turns came: the update would change nothing."""

@@ -8,7 +8,7 @@ A run that wants a GPU where there is none will run elsewhere: what this machine
 what the other one needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from divopd.config import Config, ModelPart
-from divopd.embedded import model_folder
 from divopd.environments import find_entry, missing_parts, tasks
-from divopd.errors import DivopdError, InputError
+from divopd.errors import DivopdError, InputError, MissingExtraError
 from divopd.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -31,10 +30,12 @@ from divopd.forecast import (
     memory_by_device,
     sample_rollouts,
 )
+from divopd.loggers import require
 from divopd.machine import free_disk, free_memory, in_bytes
-from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
+from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
+from divopd.models.taught import Taught, differences, read_taught
 from divopd.prompts import Codec
 from divopd.teacher import check_lengths, check_vocabularies
 
@@ -82,6 +83,64 @@ class Found:
     absent: str = ""
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """The tasks of a run. `note` says it where the split has fewer to evaluate on than the configuration asks for."""
+
+    train: list[str]
+    evaluation: list[str]
+    note: str = ""
+
+
+def check_start(config: Config) -> list[str]:
+    """What `divopd train` asks before it makes anything: an InputError if it cannot begin, else what to tell the user.
+
+    The dry run asks the same of the same functions and lists all answers at once.
+    """
+    require(config.loggers)
+    for key, model in local_models(config).items():
+        try:
+            require_model(model_folder(model))
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
+    note = find_tasks(config).note
+    return [*([note] if note else []), *taught_otherwise(config, local_models(config))]
+
+
+def local_models(config: Config) -> dict[str, str]:
+    """The models of a run that lie in folders, by the key of the configuration that names them."""
+    part = config.teacher
+    models = {"student.model": config.student.model}
+    models |= {} if part.url else {"teacher.model": part.model}
+    models |= {f"teacher.by_task {pattern}": model for pattern, model in part.by_task.items()}
+    return {key: model for key, model in models.items() if not model.startswith(("http://", "https://"))}
+
+
+def taught_otherwise(config: Config, models: Mapping[str, str]) -> list[str]:
+    """One line for each of these models, named by what they are for, that was taught another form than is used here."""
+    used = Taught(config.environment.name, config.prompts.answer, config.prompts.actions)
+    notes: list[str] = []
+    for role, model in models.items():
+        taught = read_taught(model_folder(model))
+        if taught and (different := differences(taught, used)):
+            notes.append(f"{role} {model} was taught {different}")
+    return notes
+
+
+def find_tasks(config: Config) -> Tasks:
+    """The tasks to train and to evaluate on; InputError if there are none."""
+    environment, wanted = config.environment, config.evaluation.tasks
+    splits = (environment.train_split, environment.evaluation_split)
+    train, held = (tasks(environment.name, split, **environment.settings) for split in splits)
+    for split, found in zip(splits, (train, held), strict=True):
+        if not found:
+            raise InputError(f"the split {split} of {environment.name} has no tasks; expected some")
+    if len(held) >= wanted:
+        return Tasks(train, held[:wanted])
+    fewer = f"evaluation.tasks is {wanted}, but the split {splits[1]} of {environment.name} has {len(held)} tasks"
+    return Tasks(train, held, note=f"{fewer}: every evaluation plays all of them")
+
+
 def make_plan(config: Config, *, out: Path) -> Plan:
     """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
     devices = {part.device for part in (config.student, config.teacher)}
@@ -103,6 +162,9 @@ def make_plan(config: Config, *, out: Path) -> Plan:
             plan.say("teacher", f"{config.teacher.model} at {server.url}; the preflight asks it when the run starts")
     with plan.noting("teacher.model"):
         _compare_vocabularies(student, teacher)
+    with plan.noting("models"):
+        for note in taught_otherwise(config, local_models(config)):
+            plan.say("note", note)
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
@@ -130,21 +192,15 @@ def _check_tasks(config: Config, plan: Plan) -> list[str]:
         plan.lack(f"environment {environment.name}: missing {', '.join(missing)}; {install}")
         return []
     with plan.noting("environment"):
-        train = tasks(environment.name, environment.train_split, **environment.settings)
-        held = tasks(environment.name, environment.evaluation_split, **environment.settings)
-        if not train:
-            raise InputError(f"the split {environment.train_split} of {environment.name} has no tasks; expected some")
-        if len(held) < evaluation.tasks:
-            raise InputError(
-                f"evaluation.tasks is {evaluation.tasks}, but the split {environment.evaluation_split} of "
-                f"{environment.name} has {len(held)}"
-            )
+        found = find_tasks(config)
         plan.say(
             "tasks",
-            f"{len(train):,} of {environment.train_split}, at most {environment.horizon} turns each; evaluation on "
-            f"{evaluation.tasks} of {environment.evaluation_split} every {evaluation.every} updates",
+            f"{len(found.train):,} of {environment.train_split}, at most {environment.horizon} turns each; evaluation "
+            f"on {len(found.evaluation)} of {environment.evaluation_split} every {evaluation.every} updates",
         )
-        return train
+        if found.note:
+            plan.say("note", found.note)
+        return found.train
     return []
 
 
@@ -153,7 +209,8 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
     with plan.noting(f"{role}.model"):
         found = _find_model(part.model, plan)
         size = f"{_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}"
-        plan.say(role, f"{part.model}: {size}{found.absent}")
+        engine = f", {'acting' if role == 'student' else 'scoring'} in vLLM" if part.engine == "vllm" else ""
+        plan.say(role, f"{part.model}: {size}{engine}{found.absent}")
         _check_context(config, found, role)
     return found
 
@@ -204,7 +261,12 @@ def _check_extras(config: Config, plan: Plan) -> None:
         wanted["ray"] = "ray"
     for module, extra in wanted.items():
         if find_spec(module) is None:
-            plan.lack(f"{module} is not installed; install it with: pip install 'divopd[{extra}]'")
+            plan.lack(str(MissingExtraError(module, extra)))
+    for name in config.loggers:
+        try:
+            require([name])
+        except MissingExtraError as error:
+            plan.lack(str(error))
 
 
 def _check_memory(

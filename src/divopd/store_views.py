@@ -1,7 +1,7 @@
 """Counts and pages over a whole store, each by one query: what a page can show of a run with very many turns."""
 
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from divopd.composers.composer import Settings
 from divopd.errors import InputError
@@ -10,16 +10,21 @@ from divopd.metrics import Share
 from divopd.payload import OUTCOME_BYTES, decode_outcome
 from divopd.store_reader import BY_ARRIVAL, FigureKind, StoreReader
 from divopd.store_schema import connect, store_path
-from divopd.turns import FateKind
 
-FATES: tuple[FateKind, ...] = get_args(FateKind)
+# what became of a turn, as it is shown: a dead row is in a batch like a trained turn, but teaches nothing
+ShownFate = Literal["trained", "dead", "invalid", "stale", "aged_out", "pending", "queued"]
+FATES: tuple[ShownFate, ...] = get_args(ShownFate)
+_DEAD = "t.fate = 'trained' AND t.reason IS NOT NULL"
+_IS = {fate: f"t.fate = '{fate}'" for fate in FATES} | {
+    "trained": "t.fate = 'trained' AND t.reason IS NULL",
+    "dead": _DEAD,
+}
 # what a page of rollouts can be sorted by; nothing of a request becomes SQL
 _ORDERS = {"arrival": "r.number", "turns": "r.turns", "disagreement": "disagreement", **{fate: fate for fate in FATES}}
-_TALLY = ", ".join(f"sum(t.fate = '{fate}') AS {fate}" for fate in FATES)
+_TALLY = ", ".join(f"sum({is_so}) AS {fate}" for fate, is_so in _IS.items())
 _TALLIED = f"""SELECT r.id, r.task, r.version, r.available_at, r.turns, sum(t.tokens),
     max(CASE WHEN t.reason IS NULL THEN t.disagreement END) AS disagreement, {_TALLY}, min(t.arrival)
     FROM rollouts r JOIN turns t ON t.rollout = r.number"""
-_WITH_FATE = "EXISTS (SELECT 1 FROM turns f WHERE f.rollout = r.number AND f.fate = :fate)"
 _NAMED = "(instr(lower(r.id), lower(:text)) OR instr(lower(r.task), lower(:text)))"
 
 
@@ -48,7 +53,7 @@ class DepthTally(NamedTuple):
     """The turns at one depth with one fate."""
 
     turn: int
-    fate: FateKind
+    fate: ShownFate
     turns: int
     valid_turns: int
     valid_tokens: int
@@ -65,7 +70,7 @@ class RolloutRow(NamedTuple):
     turns: int
     tokens: int
     disagreement: float | None  # the largest of its valid turns
-    fates: dict[FateKind, int]
+    fates: dict[ShownFate, int]
     success: bool | None
     reward: float | None
 
@@ -104,6 +109,12 @@ class StoreViews(StoreReader):
         with self.snapshot():
             return {str(reason): count for reason, count in self._db.execute(query)}
 
+    def dead_rows(self) -> dict[str, int]:
+        """How many turns took a slot in a batch without a valid token, by reason."""
+        query = f"SELECT t.reason, count(*) FROM turns t WHERE {_DEAD} GROUP BY t.reason ORDER BY count(*) DESC"
+        with self.snapshot():
+            return {str(reason): count for reason, count in self._db.execute(query)}
+
     def rollout_tallies(self, *, available_before: int) -> list[RolloutTally]:
         """Every rollout that had arrived before this update was composed."""
         query = """SELECT r.version, r.available_at, sum(t.reason IS NULL),
@@ -115,10 +126,10 @@ class StoreViews(StoreReader):
 
     def depth_tallies(self) -> list[DepthTally]:
         """Turns by their place in the rollout and their fate, the first turn first."""
-        query = """SELECT turn, fate, count(*), sum(reason IS NULL),
+        query = f"""SELECT turn, CASE WHEN {_DEAD} THEN 'dead' ELSE fate END AS shown, count(*), sum(reason IS NULL),
                 sum(CASE WHEN reason IS NULL THEN valid_tokens ELSE 0 END),
                 sum(CASE WHEN reason IS NULL THEN disagreement ELSE 0.0 END)
-            FROM turns GROUP BY turn, fate ORDER BY turn"""
+            FROM turns t GROUP BY turn, shown ORDER BY turn"""
         with self.snapshot():
             return [DepthTally(*row) for row in self._db.execute(query)]
 
@@ -194,7 +205,8 @@ class StoreViews(StoreReader):
         column = order.removeprefix("-")
         if column not in _ORDERS or not (fate is None or fate in FATES):
             raise InputError(f"order {order!r}, fate {fate!r}; expected {', '.join(_ORDERS)}; a fate or none")
-        conditions = ([_WITH_FATE] if fate else []) + ([_NAMED] if text else [])
+        with_fate = [f"EXISTS (SELECT 1 FROM turns t WHERE t.rollout = r.number AND {_IS[fate]})"] if fate else []
+        conditions = with_fate + ([_NAMED] if text else [])
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         ordered = f"ORDER BY {_ORDERS[column]} {'DESC' if order != column else 'ASC'}, r.number"
         if column == "arrival":  # only the rollouts of the page need to be looked at
@@ -203,7 +215,7 @@ class StoreViews(StoreReader):
         else:
             page = f"{_TALLIED} {where} GROUP BY r.number {ordered} LIMIT :count OFFSET :first"
         head = f"SELECT substr(payload, 1, {OUTCOME_BYTES}) FROM payloads WHERE arrival = ?"
-        values: dict[str, Any] = {"first": first, "count": count, "fate": fate, "text": text}
+        values: dict[str, Any] = {"first": first, "count": count, "text": text}
         with self.snapshot():
             total = self._db.execute(f"SELECT count(*) FROM rollouts r {where}", values).fetchone()[0]
             found = self._db.execute(page, values).fetchall()

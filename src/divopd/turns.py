@@ -121,16 +121,35 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # an array of another framework
         return value.tolist()
-    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not isinstance(value, list | tuple):
+        return value
+    items = list(cast(Sequence[Any], value))
+    return [item.tolist() for item in items] if items and hasattr(items[0], "tolist") else items
 
 
 def turn_from_json(record: object, *, where: str = "turn") -> Turn:
     """Check one JSON object and make it a turn; `where` (file and line) starts the error message."""
     if not isinstance(record, dict):
         raise TurnFormatError(f"{where}: got {_short(record)}, expected a JSON object with the fields of a turn")
-    given = cast(dict[str, Any], record)
+    values = _read(cast(dict[str, Any], record), _READERS, where=where)
+    if values["version"] > values["available_at"]:
+        raise TurnFormatError(
+            f"{where}: field 'version' is {values['version']}, above 'available_at' {values['available_at']}; "
+            "a turn cannot be queued before the policy that generated it exists"
+        )
+    return Turn(**values)
+
+
+def turn_from_state(record: object, *, where: str) -> Turn:
+    """A turn that a composer held and saved. Its own queue may use any ids, and need not say when the turn arrived."""
+    if not isinstance(record, dict):
+        raise TurnFormatError(f"{where}: got {_short(record)}, expected a JSON object with the fields of a turn")
+    return Turn(**_read(cast(dict[str, Any], record), _STATE_READERS, where=where))
+
+
+def _read(given: dict[str, Any], readers: "dict[str, _Reader]", *, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, (read, expected) in _READERS.items():
+    for name, (read, expected) in readers.items():
         value = given.get(name)
         if value is None and name in _REQUIRED:
             raise TurnFormatError(f"{where}: field {name!r} is missing; expected {expected}")
@@ -140,12 +159,7 @@ def turn_from_json(record: object, *, where: str = "turn") -> Turn:
             values[name] = read(value)
         except (TypeError, ValueError, OverflowError):
             raise TurnFormatError(f"{where}: field {name!r} is {_short(value)}; expected {expected}") from None
-    if values["version"] > values["available_at"]:
-        raise TurnFormatError(
-            f"{where}: field 'version' is {values['version']}, above 'available_at' {values['available_at']}; "
-            "a turn cannot be queued before the policy that generated it exists"
-        )
-    return Turn(**values)
+    return values
 
 
 def read_turns(path: Path | str) -> list[Turn]:
@@ -275,7 +289,8 @@ def _mask(value: object) -> list[int]:
     return [int(item) for item in mask]
 
 
-_READERS: dict[str, tuple[Callable[[object], Any], str]] = {
+_Reader = tuple[Callable[[object], Any], str]
+_READERS: dict[str, _Reader] = {
     "rollout": (_rollout_id, "1 to 128 of the characters A-Z a-z 0-9 . _ / - without '..'"),
     "turn": (_count, "an integer, 0 or more"),
     "task": (_text, "a string"),
@@ -291,6 +306,12 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "reward": (_number, "a number, or null"),
     "success": (_flag, "true, false or null"),
     "rollout_turns": (_count, "an integer, 0 or more, or null"),
+}
+_WHOLE_NUMBERS: _Reader = (lambda value: _list(value, {int}), "a list of integers")
+_STATE_READERS = _READERS | {
+    "rollout": (_text, "a string"),
+    "prompt_ids": _WHOLE_NUMBERS,
+    "response_ids": _WHOLE_NUMBERS,
 }
 _REQUIRED = {"rollout", "turn", "task", "version", "available_at", "prompt_truncated"}
 FIELDS = tuple(field.name for field in fields(Turn))

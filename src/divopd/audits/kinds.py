@@ -7,6 +7,7 @@ from typing import Any
 
 from divopd.config_files import read_layers
 from divopd.environments import kind_of
+from divopd.environments.sources import kind_in_name
 from divopd.errors import InputError
 from divopd.store import Store, is_store
 
@@ -66,7 +67,7 @@ def _environment(run: Path) -> dict[str, Any]:
 
 
 def _kind(task: str, environment: dict[str, Any]) -> str:
-    """As the environment says; without a stored configuration, the task's name up to the first /."""
+    """As the environment says; without a stored configuration, as the task's name does."""
     if not environment:
-        return task.partition("/")[0]
+        return kind_in_name(task)
     return kind_of(environment["name"], task, **environment.get("settings", {}))

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,18 +17,27 @@ EXAMPLE = "divopd bench composer --json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="without a name: list the benchmarks")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--quick", action="store_true", help="small sizes, in seconds: shows that it runs, no figures")
 
 
 def run(args: argparse.Namespace) -> int:
-    files = {file.stem: file for file in sorted(_folder().glob("*.py"))}
+    files = benchmarks()
     if args.name is None:
         print("\n".join(f"{name:14}{_first_line(file)}" for name, file in files.items()))
         return 0
     if args.name not in files:
         raise UnknownNameError("benchmark", args.name, files)
-    result = _load(files[args.name]).run()
+    module = _load(files[args.name])
+    result = module.run(module.QUICK if args.quick else module.FULL)
+    if args.quick:
+        print("quick: sizes this small show that the benchmark runs; its figures are not measurements", file=sys.stderr)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))
     return 0
+
+
+def benchmarks() -> dict[str, Path]:
+    """Every benchmark and its file. Each has `run(sizes)`, and two sizes for it: FULL to measure, QUICK to try."""
+    return {file.stem: file for file in sorted(_folder().glob("*.py"))}
 
 
 def _folder() -> Path:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from divopd.errors import InputError
+from divopd.extras import require
 
 if TYPE_CHECKING:
     from divopd.experiments.demo import Finding, Progress
 
 HELP = "Train the embedded student with vanilla and with DivOPD, same seed, and compare: a table and a picture."
 EXAMPLE = "divopd demo --quick"
+HOLDS = {True: "yes", False: "no", None: "one seed cannot tell"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require("train", "plots")  # not after minutes of training
     from divopd.config import load_config
     from divopd.config_files import shipped_configs
     from divopd.experiments.demo import METHODS, QUICK, findings, train_side_by_side
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     runs = {method: read_run(out / method, name=method) for method in METHODS}
     comparison = compare_runs(list(runs.values()))
     print_comparison(comparison, clock="virtual")
-    _print_findings(findings(comparison, runs))
+    print_findings(findings(comparison, runs))
     picture = out / "curves.png"
     draw_curves(list(runs.values()), picture, target=comparison.target)
     report = out / "report.html"
@@ -80,13 +83,14 @@ def _watch(steps: Iterator[dict[str, "Progress"]], *, updates: int) -> None:
                     console.print(f"{method}: update {progress.updates}/{updates}, {rate}")
 
 
-def _print_findings(found: Sequence["Finding"]) -> None:
-    from divopd.experiments.demo import METHODS
+def print_findings(found: Sequence["Finding"]) -> None:
+    """The table of findings, and what one seed can say."""
+    from divopd.experiments.demo import METHODS, ONE_SEED
     from divopd.report.run_tables import new_table, plain_console
 
     table = new_table("what the paper expects of DivOPD, and these two runs", ["", *METHODS, "holds here"], texts=1)
     for one in found:
-        table.add_row(one.what, one.vanilla, one.divopd, {True: "yes", False: "no", None: "unknown"}[one.holds])
+        table.add_row(one.what, one.vanilla, one.divopd, HOLDS[one.holds])
     console = plain_console()
     console.print(table)
-    console.print("One seed tells little about learning: docs/default-setting.md has five, with intervals.")
+    console.print(ONE_SEED)

@@ -43,15 +43,18 @@ def _print_table(explanation: dict[str, Any]) -> None:
     table.add_column("first\nseen", justify="right")
     for heading in ("selected", "stayed pending", "fell out"):
         table.add_column(heading, overflow="fold", ratio=1)
+    cap = settings["cap"]
+    several = cap is not None or any(turn["pass"] > 1 for entry in rollouts for turn in entry["selected"])
+    show = _passes if several else _turns
     for entry in rollouts:
         seen = min(turn["first_seen"] for name in ("selected", "pending", "fell_out") for turn in entry[name])
-        cells = (entry["rollout"], str(seen), _passes(entry["selected"]), _turns(entry["pending"]), _exits(entry))
+        cells = (entry["rollout"], str(seen), show(entry["selected"]), _turns(entry["pending"]), _exits(entry))
         table.add_row(*map(Text, cells))
     console = Console()
+    limits = f"batch size {settings['batch_size']}, {'no cap' if cap is None else f'cap {cap}'}"
     console.print(
         f"update {explanation['update']}, {settings['method']}: {sum(taken)} turns of {sum(map(bool, taken))} rollouts "
-        f"selected (batch size {settings['batch_size']}, cap {settings['cap'] or 'none'}); {waiting} stayed pending, "
-        f"{fallen} fell out",
+        f"selected ({limits}); {waiting} stayed pending, {fallen} fell out",
         markup=False,
         highlight=False,
     )

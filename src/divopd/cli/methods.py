@@ -4,16 +4,10 @@ import argparse
 import inspect
 import json
 
-from divopd.composers import METHODS, make_composer
+from divopd.composers import EXPLORER_PARTS, METHODS, make_composer
 
 HELP = "List the composers: what each one gates, how it orders, what it keeps."
 EXAMPLE = "divopd methods"
-
-EXPLORER_PARTS = {
-    "divopd-r": "with teacher recovery in the explorer",
-    "tcod-f2b": "with a depth curriculum in the explorer",
-    "turnopd": "with adaptive depth in the explorer",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from divopd.report.comparison import compare, comparison_table, draw_comparison
 
     comparison = compare(recording, composers, updates=updates)
-    comparison_table(comparison, title=f"{args.recording}: {len(recording.turns)} turns, {updates} updates")
+    comparison_table(recording, comparison, title=f"{args.recording}: {len(recording.turns)} turns, {updates} updates")
     if args.figure:
         draw_comparison(comparison, args.figure)
         print(f"picture: {args.figure}", file=sys.stderr)

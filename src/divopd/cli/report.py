@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from divopd.report.page import write_report
-    from divopd.report.page.data import run_folders
+    from divopd.report.runs import run_folders
 
     folders = run_folders(args.runs)
     if not folders:

@@ -1,11 +1,18 @@
 """`divopd train`: the main job."""
 
 import argparse
+import shlex
 import sys
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from divopd.errors import DivopdError, InputError
+from divopd.extras import require
+
+if TYPE_CHECKING:
+    from divopd.config import Config
+    from divopd.pipeline.wishes import Wishes
 
 HELP = "Train a student against a frozen teacher: explorers, teacher, queue, composer and learner at once."
 EXAMPLE = "divopd train configs/default/divopd.yaml --out runs/mine --set learner.updates=50"
@@ -19,11 +26,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was stopped or killed")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, and stop")
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=25.0,
+        metavar="SECONDS",
+        help="after SIGTERM, end within so many seconds with a checkpoint if it can be made by then, exit code 143; "
+        "a second SIGTERM ends at once; SIGUSR1 makes a checkpoint and goes on (default 25)",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < inf:
+        raise ValueError
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
     if (args.config is None) == (args.resume is None):
         raise InputError("give a CONFIG to start a run, or --resume RUN to go on with one")
+    require("train")  # before a folder is made
     from divopd.config import load_config
 
     if args.resume:
@@ -33,31 +56,44 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(folder / "config.yaml")
     else:
         config = load_config(args.config, args.set)
-        folder = args.out or Path("runs") / f"{args.config.parent.name}-{config.method}-seed{config.seed}"
-    if args.dry_run:
-        from divopd.planning import make_plan
+        setting = args.config.resolve().parent.name or args.config.stem
+        folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
+    from divopd.planning import check_start, make_plan
 
+    if args.dry_run:
         plan = make_plan(config, out=folder)
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
-    from divopd.loggers import Loggers, require
-    from divopd.pipeline.begin import begin_run, make_run
-    from divopd.report.terminal import TerminalView
+    for note in check_start(config):
+        print(f"divopd: {note}", file=sys.stderr)
+    from divopd.pipeline.begin import begin_run
+    from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
 
-    require(config.loggers)
     if not args.resume:
         begin_run(config, folder)
+    with wishes_by_signal(grace_s=args.grace, resume=f"divopd train --resume {shlex.quote(str(folder))}") as wishes:
+        try:
+            _train(config, folder, wishes)
+        except Stopped:
+            return TERMINATED
+    return 0
+
+
+def _train(config: "Config", folder: Path, wishes: "Wishes") -> None:
+    from divopd.loggers import Loggers
+    from divopd.pipeline.begin import make_run
+    from divopd.report.terminal import TerminalView
+
     with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:
 
         def report(kind: str, figures: dict[str, Any]) -> None:
             view.report(kind, figures)
             loggers.report(kind, figures)
 
-        make_run(config, folder, report=report).run()
+        make_run(config, folder, report=report, wishes=wishes).run()
     view.summary(folder)
     _write_report(folder)
-    return 0
 
 
 def _write_report(folder: Path) -> None:

@@ -23,6 +23,12 @@ METHODS: dict[str, type[Composer]] = {
     "turnopd": TurnOPD,
     "divopd-adaptive": DivOPDAdaptive,
 }
+# what a method does besides composing; a replay of recorded turns cannot show it
+EXPLORER_PARTS = {
+    "divopd-r": "with teacher recovery in the explorer",
+    "tcod-f2b": "with a depth curriculum in the explorer",
+    "turnopd": "with adaptive depth in the explorer",
+}
 
 
 def make_composer(method: str, **settings: Any) -> Composer:
@@ -35,4 +41,14 @@ def make_composer(method: str, **settings: Any) -> Composer:
         raise InputError(f"method {method!r}: {str(error).removeprefix('Settings.__init__() ')}") from None
 
 
-__all__ = ["METHODS", "Batch", "Candidate", "Composer", "Decision", "Settings", "candidate_of", "make_composer"]
+__all__ = [
+    "EXPLORER_PARTS",
+    "METHODS",
+    "Batch",
+    "Candidate",
+    "Composer",
+    "Decision",
+    "Settings",
+    "candidate_of",
+    "make_composer",
+]

@@ -4,13 +4,15 @@ A method is a subclass with a `select` (which candidates, in which order) and, r
 `decide` looks at a pool and returns data. `compose` is the same for callers who hold whole turns and no store.
 """
 
+import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from divopd.errors import InputError
-from divopd.turns import Turn, turn_from_json, turn_to_json
+from divopd.errors import InputError, NothingToTrainWarning
+from divopd.turns import Turn, turn_from_state, turn_to_json
 from divopd.validity import Reason, disagreement, valid_mask, why_invalid
 
 
@@ -106,10 +108,12 @@ class Composer(ABC):
 
     gated: ClassVar[bool] = True  # drop invalid turns; without a gate they take slots as dead rows
     keeps_pending: ClassVar[bool] = True  # unselected turns wait; otherwise the pool is one batch
+    capped: ClassVar[bool] = False  # looks at settings.cap
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._pending: list[tuple[Candidate, Turn]] = []
+        self._has_warned = False
 
     @property
     def pool_size(self) -> int:
@@ -165,7 +169,7 @@ class Composer(ABC):
 
         Stale turns among them take no room and are reported in `stale`. Selected turns are never seen again;
         unselected ones stay pending inside the composer until they are selected or fall out. If this raises,
-        nothing has changed.
+        nothing has changed. The first batch in which no turn is valid is told by a NothingToTrainWarning.
         """
         oldest = self.oldest_version(update)
         eligible = sum(turn.version >= oldest for turn in fresh)
@@ -179,6 +183,9 @@ class Composer(ABC):
         if len(whole) < len(pool):
             raise InputError(f"update {update}: a fresh turn is already pending, or was passed twice")
         decision = self.decide([candidate for candidate, _ in pool], update=update)
+        if not self._has_warned and (text := nothing_to_train(decision, update=update)):
+            warnings.warn(text, NothingToTrainWarning, stacklevel=2)
+            self._has_warned = True
         self._pending = [(candidate, whole[candidate.key]) for candidate in decision.pending]
         return Batch(
             turns=[whole[c.key] for c in decision.selected],
@@ -200,5 +207,24 @@ class Composer(ABC):
             raise InputError(f"the saved state is of method {method!r}, this composer is {self.settings.method!r}")
         self._pending = []
         for entry in state["pending"]:
-            turn = turn_from_json(entry["turn"], where="composer state")
+            turn = turn_from_state(entry["turn"], where="composer state")
             self._pending.append((candidate_of(turn, first_seen=entry["first_seen"]), turn))
+
+
+def nothing_to_train(decision: Decision, *, update: int) -> str | None:
+    """What to tell when turns came and none of them is valid: the gate dropped all, or all rows are dead."""
+    if any(candidate.reason is None for candidate in decision.selected):
+        return None
+    lost = [*decision.invalid, *decision.selected]
+    if not lost:
+        return None
+    return (
+        f"update {update}: there is nothing to train, all {len(lost)} turns are invalid ({counted_reasons(lost)}); "
+        "see divopd.validity for what a turn needs"
+    )
+
+
+def counted_reasons(candidates: Sequence[Candidate]) -> str:
+    """Why turns are invalid, the most frequent reason first: `no_action_mask 12, prompt_truncated 3`."""
+    reasons = Counter(candidate.reason for candidate in candidates if candidate.reason is not None)
+    return ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())

@@ -18,6 +18,8 @@ TURN, FIRST_SEEN, DISAGREEMENT = attrgetter("turn"), attrgetter("first_seen"), a
 class RolloutFirst(Composer):
     """Coverage: slots are allocated to rollouts, the longest waiting first, at most `cap` each in the first pass."""
 
+    capped = True
+
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
         groups = longest_waiting_first(group_by_rollout(pool))  # step 4
         return sweep(

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from divopd.environments.environment import Environment, Observation
 from divopd.environments.expert import Expert
-from divopd.errors import InputError, UnknownNameError
+from divopd.errors import InputError, UnknownNameError, how_to_install
 
 __all__ = [
     "ENVIRONMENTS",
@@ -62,7 +62,7 @@ ENVIRONMENTS = {
         horizon=30,
         evaluation_tasks=140,
         checks={"official games": "has_alfworld_games"},
-        install="pip install 'divopd[alfworld]' && alfworld-download, then set ALFWORLD_DATA to the folder it made",
+        install=f"{how_to_install('alfworld')}, then alfworld-download, and set ALFWORLD_DATA to the folder it made",
     ),
     "alfworld-small": EnvironmentEntry(
         "ALFWorld games generated in small homes",
@@ -92,7 +92,7 @@ ENVIRONMENTS = {
         side_by_side=8,
         modules=("scienceworld",),
         checks={"java": "has_java"},
-        install="pip install 'divopd[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+        install=f"{how_to_install('scienceworld')}, and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
     ),
     "scienceworld-short": EnvironmentEntry(
         "ScienceWorld's find-* tasks in few words",
@@ -105,7 +105,7 @@ ENVIRONMENTS = {
         recorded=600,
         modules=("scienceworld",),
         checks={"java": "has_java"},
-        install="pip install 'divopd[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+        install=f"{how_to_install('scienceworld')}, and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
     ),
     "webshop": EnvironmentEntry(
         "WebShop on its official product files",
@@ -117,7 +117,7 @@ ENVIRONMENTS = {
         evaluation_tasks=128,
         modules=("bm25s", "Stemmer", "rapidfuzz"),
         checks={"official products": "has_webshop_products"},
-        install="pip install 'divopd[webshop]', then set DIVOPD_DATA to a folder with the product files in webshop/",
+        install=f"{how_to_install('webshop')}, then set DIVOPD_DATA to a folder with the product files in webshop/",
     ),
     "webshop-small": EnvironmentEntry(
         "WebShop with a synthetic catalogue and short pages",
@@ -128,7 +128,7 @@ ENVIRONMENTS = {
         horizon=15,
         evaluation_tasks=128,
         modules=("bm25s", "Stemmer", "rapidfuzz"),
-        install="pip install 'divopd[webshop]'",
+        install=how_to_install("webshop"),
     ),
     "gym": EnvironmentEntry(
         "any Gymnasium text environment (setting: id)",
@@ -138,7 +138,7 @@ ENVIRONMENTS = {
         horizon=30,
         evaluation_tasks=128,
         modules=("gymnasium",),
-        install="pip install 'divopd[gym]'",
+        install=how_to_install("gym"),
     ),
     "openenv": EnvironmentEntry(
         "an OpenEnv server (setting: url)",
@@ -148,7 +148,7 @@ ENVIRONMENTS = {
         horizon=30,
         evaluation_tasks=128,
         modules=("openenv",),
-        install="pip install 'divopd[openenv]'",
+        install=how_to_install("openenv"),
     ),
 }
 
@@ -184,7 +184,8 @@ def tasks(name: str, split: str, **settings: Any) -> list[str]:
 def kind_of(name: str, task: str, **settings: Any) -> str:
     """What kind of task it is, for tables: ALFWorld's and ScienceWorld's task types, WebShop's number of options.
 
-    A user's own environment says it with a static method `kind(task)`; without one it is the name up to the first /.
+    A user's own environment says it with a static method `kind(task)`; without one it is the name up to the first /,
+    and `all` for a name without one.
     """
     return _source(name, settings).kind(task)
 

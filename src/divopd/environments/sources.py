@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from divopd.environments.checked import CheckedEnvironment
 from divopd.environments.environment import Environment
 from divopd.environments.expert import Expert
 from divopd.errors import InputError
@@ -67,7 +68,7 @@ class ScienceWorldTasks:
         return tasks(split)
 
     def kind(self, task: str) -> str:
-        return _before_slash(task)
+        return kind_in_name(task)
 
     def environment(self) -> Environment:
         from divopd.environments.scienceworld import ScienceWorld
@@ -93,7 +94,7 @@ class ShortScienceWorldTasks:
         return tasks(split)
 
     def kind(self, task: str) -> str:
-        return _before_slash(task)
+        return kind_in_name(task)
 
     def environment(self) -> Environment:
         from divopd.environments.scienceworld_short import ShortScienceWorld
@@ -160,7 +161,7 @@ class Gym:
         return _seeds(split)
 
     def kind(self, task: str) -> str:
-        return _before_slash(task)
+        return kind_in_name(task)
 
     def environment(self) -> Environment:
         from divopd.environments.gym import make_gym
@@ -185,7 +186,7 @@ class OpenEnv:
         return _seeds(split)
 
     def kind(self, task: str) -> str:
-        return _before_slash(task)
+        return kind_in_name(task)
 
     def environment(self) -> Environment:
         from divopd.environments.openenv import OpenEnvEnvironment
@@ -205,13 +206,16 @@ class Own:
     path: str
 
     def tasks(self, split: str) -> list[str]:
-        return list(self._part("tasks")(split))
+        names = list(self._part("tasks")(split))
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            raise InputError(f"{self.path}: tasks({split!r}) has {wrong[0]!r} in it; expected a list of strings")
+        return names
 
     def kind(self, task: str) -> str:
-        return getattr(_own_class(self.path), "kind", _before_slash)(task)
+        return getattr(_own_class(self.path), "kind", kind_in_name)(task)
 
     def environment(self) -> Environment:
-        return _own_class(self.path)()
+        return CheckedEnvironment(_own_class(self.path)())
 
     def expert(self, environment: Environment) -> Expert:
         return self._part("expert")()
@@ -280,8 +284,10 @@ def _made_up_shop(goals: Any, seed: int, **size: int) -> Any:
     return stock_shop(make_catalogue(seed=seed, **size), goals=goals, seed=seed)
 
 
-def _before_slash(task: str) -> str:
-    return task.partition("/")[0]
+def kind_in_name(task: str) -> str:
+    """A task's name up to the first /; tasks without one are all of one kind."""
+    kind, slash, _ = task.partition("/")
+    return kind if slash else "all"
 
 
 def _seeds(split: str) -> list[str]:

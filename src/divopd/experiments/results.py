@@ -117,6 +117,7 @@ def _result(stored: dict[str, Any], arm: str) -> Result:
         costs=Costs(**stored["costs"]),
         utilization=Utilization(**stored["utilization"]),
         account=Account(**stored["account"]),
+        dead_rows=sum(round(batch.dead_share * batch.rows) for batch in batches),
     )
     return Result(arm, stored["seed"], run, stored)
 

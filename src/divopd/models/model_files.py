@@ -1,14 +1,19 @@
 """What a model folder says about its model, without loading a weight."""
 
 import json
+import re
 import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from divopd.errors import InputError
+from divopd.errors import InputError, UnknownNameError
 
+PREFIX = "embedded:"
+SHIPPED = Path(__file__).parent / "embedded"
+DEFAULT_ENVIRONMENT = "alfworld-small"  # whose models are meant by embedded:teacher and embedded:student
+HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*/(?P<name>[A-Za-z0-9][\w.-]*)", re.ASCII)
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
@@ -43,12 +48,7 @@ class ModelFacts:
 
 def read_model_facts(folder: Path) -> ModelFacts:
     """Facts from config.json and the headers of the safetensors files; InputError if the folder holds no model."""
-    weights = sorted(folder.glob("*.safetensors"))
-    if not (folder / "config.json").is_file() or not weights:
-        raise InputError(
-            f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
-            "writes it"
-        )
+    require_model(folder)
     shapes = list(tensor_shapes(folder).values())
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -66,6 +66,39 @@ def read_model_facts(folder: Path) -> ModelFacts:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / 'config.json'}: not the configuration of a decoder ({error!r})") from None
+
+
+def model_folder(model: str) -> Path:
+    """Where a model lies: `embedded:NAME` in the package; any other name is a folder's."""
+    if not model.startswith(PREFIX):
+        return Path(model)
+    name = model.removeprefix(PREFIX)
+    full = name if "/" in name else f"{DEFAULT_ENVIRONMENT}/{name}"
+    known = sorted(f"{folder.parent.name}/{folder.name}" for folder in SHIPPED.glob("*/*"))
+    if full not in known:
+        raise UnknownNameError("embedded model", name, ["teacher", "student", *known])
+    return SHIPPED / full
+
+
+def require_model(folder: Path) -> None:
+    """InputError if the folder holds no model; where the name may be one of the Hub, it says how to get the folder."""
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise InputError(
+            f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
+            f"writes it{hub_advice(str(folder))}"
+        )
+
+
+def hub_advice(model: str) -> str:
+    """How to get a model of the Hugging Face Hub, if the name looks like one of it; begins with a semicolon."""
+    name = HUB_ID.fullmatch(model)
+    if name is None or Path(model).parent.exists():
+        return ""
+    folder = f"models/{name['name']}"
+    return (
+        f"; if it is the name of a model on the Hugging Face Hub: hf download {model} --local-dir {folder}, then set "
+        f"the model to {folder}"
+    )
 
 
 def tensor_shapes(folder: Path) -> dict[str, list[int]]:

@@ -5,6 +5,7 @@ runs in chunks, so memory grows neither with prompt length × vocabulary nor wit
 """
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from itertools import islice
@@ -20,6 +21,7 @@ from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
+from divopd.models.model_files import require_model
 from divopd.models.policy import Response, refuse_foreign_ids
 from divopd.optimization import Lora
 from divopd.packing import Row, Sequence, Span, merge_rows, micro_batches
@@ -60,11 +62,7 @@ class TransformersPolicy:
         folder = Path(path)
         if dtype not in DTYPES:
             raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise InputError(
-                f"{folder}: no model there; expected a folder with config.json and safetensors files, as "
-                "save_pretrained writes it"
-            )
+        require_model(folder)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)
@@ -105,7 +103,11 @@ class TransformersPolicy:
 
     def checkpoint_activations(self) -> None:
         """Trade time for memory: layers compute their activations again in the backward pass."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        again = {"use_reentrant": False}
+        if hasattr(self.model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=again)
+        else:
+            self.model.gradient_checkpointing_enable(again)
 
     def logprobs(self, sequences: Items[Sequence]) -> Tensor:
         """Differentiable log probabilities of one micro-batch: by sequence, by span, in position order."""
@@ -180,7 +182,9 @@ def _with_lora(model: Any, lora: Lora | None) -> Any:
     except ImportError:
         raise MissingExtraError("peft", "lora") from None
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():  # peft 0.21 still asks by the name that transformers 5.23 deprecates
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return get_peft_model(model, config)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from divopd.config import Config
 from divopd.errors import InputError
+from divopd.pipeline.wishes import Wishes
 from divopd.store import Store
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def begin_run(config: Config, folder: Path) -> None:
 
 
 def make_run(
-    config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]
+    config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None], wishes: Wishes | None = None
 ) -> "SimulatedRun | LiveRun":
     """The run of a folder on the clock and the machines that its configuration names; `run()` trains it to its end."""
     if config.clock == "simulated":
@@ -34,4 +35,4 @@ def make_run(
         from divopd.pipeline.live import LiveRun as Run
     else:
         from divopd.pipeline.on_ray import RayRun as Run
-    return Run(config, folder, report=report)
+    return Run(config, folder, report=report, wishes=wishes)

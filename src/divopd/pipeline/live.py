@@ -10,12 +10,14 @@ from typing import Any, Protocol
 
 from divopd.config import Config
 from divopd.errors import DivopdError
+from divopd.pipeline.wishes import Wishes
 from divopd.store import Store
 
 POLL_S = 0.2
 REFUSED = 2  # exit code of a role that would end the same if it were started again
 PATIENCE_S = 30.0  # for a role that was asked to stop
 RENDEZVOUS = "ranks"  # a file in the run's folder, by which the ranks of the learner find one another
+CHECKPOINT_WANTED = "checkpoint-wanted"  # a file in the run's folder, by which the learner is asked for one
 RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
 
 
@@ -44,8 +46,17 @@ class Worker(Protocol):
 class LiveRun:
     """Starts the roles of a run as processes, keeps them running, and ends when learner and evaluator are done."""
 
-    def __init__(self, config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        report: Callable[[str, dict[str, Any]], None],
+        wishes: Wishes | None = None,
+    ) -> None:
         self.config, self.folder, self.report = config, folder, report
+        self.wishes = wishes or Wishes()
+        self.wishes.end_roles = self._end_at_once
         self.learners = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
         explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
         self.names = [*self.learners, "teacher", "evaluator", *explorers]
@@ -60,14 +71,17 @@ class LiveRun:
             return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def wait(self) -> None:
-        """Let the roles work for a moment."""
+        """Let the roles work for a moment, then hear what is asked of the run."""
         time.sleep(POLL_S)
+        self.wishes.check()
+        if self.wishes.take_checkpoint():
+            (self.folder / CHECKPOINT_WANTED).touch()
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
     def run(self) -> None:
-        """Ctrl-C stops all roles cleanly; `divopd train --resume` goes on."""
+        """Ctrl-C and a wish to stop let all roles end cleanly; `divopd train --resume` goes on."""
         with Store.open_read_only(self.folder) as store:
             try:
                 self._preflight()
@@ -75,6 +89,7 @@ class LiveRun:
                 while not self._over():
                     self.wait()
                     self._tell(store)
+                self.wishes.check()  # a signal to all processes at once has ended the roles too early
             finally:
                 self._stop()
                 self._tell(store)
@@ -128,9 +143,13 @@ class LiveRun:
         for worker in self.workers.values():
             worker.terminate()
         deadline = time.monotonic() + PATIENCE_S
-        while self._working(self.workers) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        while self._working(self.workers) and (self.wishes.to_stop or time.monotonic() < deadline):
+            time.sleep(POLL_S)  # a run that is to stop has a limit of its own, see wishes.py
         self._kill(self.workers)
+
+    def _end_at_once(self) -> None:
+        for worker in list(self.workers.values()):
+            worker.kill()
 
     def _kill(self, names: Iterable[str]) -> None:
         """End roles that are still at work: nothing is lost, the store has all that was acknowledged."""

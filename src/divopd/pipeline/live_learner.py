@@ -10,12 +10,17 @@ from divopd.journal import JournaledBatch
 from divopd.learner import Learner, UpdateFigures
 from divopd.metrics import batch_figures, gap_warning
 from divopd.pipeline import ranks
-from divopd.pipeline.live import RENDEZVOUS
+from divopd.pipeline.live import CHECKPOINT_WANTED, RENDEZVOUS
 from divopd.pipeline.models import load_student
-from divopd.pipeline.role import Role, Stopped, is_evaluated
+from divopd.pipeline.role import Role, is_evaluated
+from divopd.pipeline.wishes import Stopped
 from divopd.turns import Turn
 
 KEPT_VERSIONS = 3  # besides those that are evaluated: an explorer may still be reading one
+
+
+class CheckpointWanted(Exception):
+    """Somebody asked for a checkpoint; raised where the learner waits or is about to compose."""
 
 
 class LiveLearner:
@@ -50,25 +55,35 @@ class LiveLearner:
         """Train to the last update, or to the end of the update at which the run is to stop."""
         self._publish()
         while self.version < self.config.learner.updates:
-            batch = self._next_batch() if self.is_first else None
-            rows = ranks.share_rows((batch.turns, batch.weights) if batch else None)
-            if rows is None:
+            batch = self._next_batch() if self.is_first else "stop"  # which nobody hears
+            rows = ranks.share_rows(batch if isinstance(batch, str) else (batch.turns, batch.weights))
+            if rows == "stop":
                 break
+            if rows == "checkpoint":
+                self._checkpoint()
+                continue
             figures = self._update(*rows)
-            if batch:
+            if not isinstance(batch, str):
                 self._record(batch, figures)
             if self.version % self.config.learner.checkpoint_every == 0:
                 self._checkpoint()
         self._checkpoint()
         ranks.leave()
 
-    def _next_batch(self) -> JournaledBatch | None:
-        """The batch of this update, from the journal or newly composed; None if the run is to stop."""
+    def _next_batch(self) -> JournaledBatch | ranks.Wish:
+        """The batch of this update, from the journal or newly composed, unless something else is wanted first."""
         try:
-            self.role.check()
+            self._check()
             return self._composed()
         except Stopped:
-            return None
+            return "stop"
+        except CheckpointWanted:
+            return "checkpoint"
+
+    def _check(self) -> None:
+        self.role.check()
+        if (self.folder / CHECKPOINT_WANTED).exists():
+            raise CheckpointWanted
 
     def _composed(self) -> JournaledBatch:
         self.waited_s = self.starved_s = 0.0
@@ -78,6 +93,7 @@ class LiveLearner:
         while (rows := self._rows()) < self.config.composer.batch_size:
             if rows and now - start > self.config.learner.max_wait_s:
                 break
+            self._check()
             self.role.wait()
             before, now = now, time.monotonic()
             self.starved_s += 0.0 if rows else now - before
@@ -136,8 +152,13 @@ class LiveLearner:
         self.store.record_figures("update", entry.update, figures)
 
     def _checkpoint(self) -> None:
-        if self.version == 0:
-            return
+        """Save the newest update, if there is one; whoever asked for it has it then."""
+        if self.version:
+            self._save()
+        if self.is_first:
+            (self.folder / CHECKPOINT_WANTED).unlink(missing_ok=True)
+
+    def _save(self) -> None:
         state = {
             "version": self.version,
             "trained_tokens": self.trained_tokens,

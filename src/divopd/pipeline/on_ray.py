@@ -7,6 +7,7 @@ same rules as processes (live.py), store and weights by Ray, which recover from 
 """
 
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -300,8 +301,11 @@ def connect() -> None:
     Ray listens on all addresses of the machine, so the one that is started here answers to the user's token only.
     """
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    heard = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address="auto", **quiet)
     except ConnectionError:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
         ray.init(address="local", include_dashboard=False, **quiet)
+    if callable(heard):  # ray.init puts a handler of its own in its place, which ends the process
+        signal.signal(signal.SIGTERM, heard)

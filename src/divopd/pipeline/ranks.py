@@ -10,12 +10,15 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from divopd.turns import Turn, turn_from_json, turn_to_json
 
+Rows = tuple[list[Turn], list[float]]  # turns and their weights
+Wish = Literal["stop", "checkpoint"]  # instead of rows
 LONGEST_WAIT = timedelta(days=1)  # for a batch. A rank that died is not found out by waiting for it, see above
 
 
@@ -37,16 +40,18 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def share_rows(rows: tuple[Sequence[Turn], Sequence[float]] | None) -> tuple[list[Turn], list[float]] | None:
-    """The first rank's turns and weights, on every rank; what the others give does not count. None: there are none."""
+def share_rows(rows: tuple[Sequence[Turn], Sequence[float]] | Wish) -> Rows | Wish:
+    """What the first rank has to train on, or wants instead, on every rank; what the others give does not count."""
     if not dist.is_initialized():
-        return None if rows is None else (list(rows[0]), list(rows[1]))
+        return rows if isinstance(rows, str) else (list(rows[0]), list(rows[1]))
     text = b""
     if dist.get_rank() == 0:
-        said = None if rows is None else {"turns": [turn_to_json(turn) for turn in rows[0]], "weights": list(rows[1])}
+        said = rows
+        if not isinstance(rows, str):
+            said = {"turns": [turn_to_json(turn) for turn in rows[0]], "weights": list(rows[1])}
         text = json.dumps(said).encode()
-    heard = json.loads(_broadcast(text))
-    return None if heard is None else ([turn_from_json(turn) for turn in heard["turns"]], heard["weights"])
+    heard: Any = json.loads(_broadcast(text))
+    return ([turn_from_json(one) for one in heard["turns"]], heard["weights"]) if isinstance(heard, dict) else heard
 
 
 def _broadcast(text: bytes) -> bytes:

@@ -14,13 +14,10 @@ from divopd.durable_folder import numbered_folders, numbered_path
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
+from divopd.pipeline.wishes import Stopped
 from divopd.store import Store
 
 POLL_S = 0.05
-
-
-class Stopped(Exception):
-    """The run is to stop; raised where a role can stop without losing anything."""
 
 
 class Weights(Protocol):
@@ -77,15 +74,15 @@ class Role:
 
 
 class Interruptible:
-    """A policy that acts for a role, which may stop before any turn."""
+    """A policy whose user may stop before any turn: `check` raises Stopped then."""
 
-    def __init__(self, policy: Policy, role: Role) -> None:
-        self.policy, self.role, self.score = policy, role, policy.score
+    def __init__(self, policy: Policy, check: Callable[[], None]) -> None:
+        self.policy, self.check, self.score = policy, check, policy.score
 
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
-        self.role.check()
+        self.check()
         return self.policy.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
 
 

@@ -27,7 +27,8 @@ from divopd.pipeline.exploration import Exploration, probe_of
 from divopd.pipeline.live import REFUSED, kind_of
 from divopd.pipeline.live_learner import LiveLearner
 from divopd.pipeline.models import check_models, load_actor, load_teachers
-from divopd.pipeline.role import POLL_S, Interruptible, Role, Stopped, WeightsFolder, is_evaluated
+from divopd.pipeline.role import POLL_S, Interruptible, Role, WeightsFolder, is_evaluated
+from divopd.pipeline.wishes import Stopped
 from divopd.prompts import Codec
 from divopd.store import Store
 from divopd.teacher import AWAY_LIMIT_S, RETRY_S, score_rollouts
@@ -142,7 +143,7 @@ def evaluate(role: Role) -> None:
             role.wait()
             continue
         role.weights.load(due[0], student)
-        figures = evaluator.evaluate(Interruptible(student, role))
+        figures = evaluator.evaluate(Interruptible(student, role.check))
         role.store.record_figures("evaluation", due[0], figures | _costs_at(role.store, due[0]))
 
 
@@ -178,7 +179,8 @@ class Ears:
     def __init__(self) -> None:
         self.told, self.parent = False, os.getppid()
         signal.signal(signal.SIGTERM, self._hear)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which tells us
+        for number in (signal.SIGINT, signal.SIGUSR1):  # they reach the parent too, which tells us
+            signal.signal(number, signal.SIG_IGN)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self.told = True

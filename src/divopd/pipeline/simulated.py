@@ -4,6 +4,8 @@ When a rollout becomes visible and how long an update takes follows from the cos
 gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of
 them can end before `costs.rollout_s` is over, so nothing that happens meanwhile could change what they are.
 
+A run that is to stop, or is asked for a checkpoint, saves itself as it was right after its newest update.
+
 A resume starts from the newest checkpoint and lives through the same virtual time again: rollouts that were put before
 the crash are put again (which changes nothing), journalled batches are served again, and then it goes on.
 """
@@ -16,9 +18,11 @@ from typing import Any
 
 import torch
 
-from divopd.checkpoints import latest_checkpoint, load_checkpoint, publish_weights, save_checkpoint
+from divopd.checkpoints import latest_checkpoint, load_checkpoint, load_weights, publish_weights, save_checkpoint
 from divopd.config import Config
 from divopd.curricula import Probe, is_probe
+from divopd.durable_folder import numbered_path
+from divopd.errors import TeacherAwayError
 from divopd.explorer import Played, rows_of
 from divopd.journal import JournaledBatch
 from divopd.learner import Learner, UpdateFigures
@@ -26,8 +30,12 @@ from divopd.metrics import batch_figures, gap_warning
 from divopd.pipeline.evaluator import Evaluator
 from divopd.pipeline.exploration import Exploration, probe_of
 from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.role import Interruptible, is_evaluated
+from divopd.pipeline.wishes import Stopped, Wishes
 from divopd.store import Store
 from divopd.turns import Rollout, turn_from_json, turn_to_json
+
+ACTING = "acting"  # the explorers' weights, where a checkpoint was made between two syncs
 
 
 @dataclass
@@ -51,9 +59,17 @@ class Spent:
 class SimulatedRun:
     """A whole run on the virtual clock. `advance` makes one update; `report` hears of everything that was recorded."""
 
-    def __init__(self, config: Config, folder: Path, *, report: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        report: Callable[[str, dict[str, Any]], None],
+        wishes: Wishes | None = None,
+    ) -> None:
         torch.set_num_threads(config.threads)
         self.config, self.folder, self.report = config, folder, report
+        self.wishes = wishes or Wishes()
         models = load_models(config)
         self.codec = models.codec
         self.learner = Learner(models.student, config.learner)
@@ -62,9 +78,7 @@ class SimulatedRun:
         self.exploration = Exploration(config, self.codec)
         self.evaluator = Evaluator(config, self.codec)
         self.store = Store.open(folder)
-        self.teachers = models.teachers.waited_for(  # real time passes then, virtual time does not
-            lambda error: self.store.record_event("teacher_away", {"error": str(error)})
-        )
+        self.teachers = models.teachers.waited_for(self._note_absence)
         self.epoch = self.store.begin_learner()
         self.time = 0.0
         self.version = 0  # of the learner
@@ -76,16 +90,24 @@ class SimulatedRun:
         self.probes: list[Probe] = []
         self.spent = Spent()
         self._resume()
+        self._newest = self._state()  # right after the newest update: what a checkpoint saves
 
     # ── the learner's side ────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Train to the end of the config; every update is recorded, evaluated and checkpointed as it says."""
-        if self.version == 0:
+        """Train to the end of the config; every update is recorded, evaluated and checkpointed as it says.
+
+        When the run is to stop, its newest update is checkpointed and Stopped is raised.
+        """
+        try:
             self._evaluate()
-        while self.version < self.config.learner.updates:
-            self.advance()
-        self.store.close()
+            while self.version < self.config.learner.updates:
+                self.advance()
+        except Stopped:
+            self._checkpoint()
+            raise
+        finally:
+            self.store.close()
 
     def advance(self) -> None:
         """One update: wait for a batch, let the explorers live through the time it takes, train, sync."""
@@ -96,6 +118,7 @@ class SimulatedRun:
         tokens = sum(turn.tokens for turn in batch.turns)
         composed_at = self.time
         self._explore(until=self.time + costs.update_s + tokens * costs.trained_token_s)
+        self._heed()
         figures = self.learner.update(batch.turns, batch.entry.weights)
         self.version += 1
         self.spent.trained_tokens += figures.tokens
@@ -103,11 +126,22 @@ class SimulatedRun:
         if self.version % self.config.explorer.sync_interval == 0:
             self._sync()
         self._record(batch, figures, waited_s=composed_at - waited_from)
-        if self.version % self.config.evaluation.every == 0 or self.version == self.config.learner.updates:
-            self._evaluate()
+        self._newest = self._state()
+        self._evaluate()
         due = self.version % self.config.learner.checkpoint_every == 0 and self.acting_version == self.version
         if due or self.version == self.config.learner.updates:
             self._checkpoint()
+
+    def _heed(self) -> None:
+        """Do what is asked of the run. The weights are still those of `_newest` wherever this is called."""
+        self.wishes.check()
+        if self.wishes.take_checkpoint():
+            self._checkpoint()
+
+    def _note_absence(self, error: TeacherAwayError) -> None:
+        """Real time passes while a teacher is away, virtual time does not."""
+        self.store.record_event("teacher_away", {"error": str(error)})
+        self._heed()
 
     def _next_batch(self, update: int) -> JournaledBatch:
         """Compose the batch as soon as the pool holds a whole one, or serve it again from the journal."""
@@ -204,7 +238,11 @@ class SimulatedRun:
         self.started += len(starting)
         starts = [self.exploration.start(n, version=self.acting_version, probes=self.probes) for n in numbers]
         playing = self.exploration.play_each(
-            starts, version=self.acting_version, student=self.actor, teachers=self.teachers
+            starts,
+            version=self.acting_version,
+            student=self.actor,
+            teachers=self.teachers,
+            heartbeat=self._heed,
         )
         played = sorted(playing, key=lambda one: one.start.number)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=self.acting_version) for one in played]
@@ -251,11 +289,11 @@ class SimulatedRun:
         self.report("update", {"update": update, **figures})
 
     def _evaluate(self) -> None:
-        """Play the fixed evaluation tasks with the learner's weights, once for every version."""
-        if self.version in self.store.figures("evaluation"):
+        """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""
+        if not is_evaluated(self.config, self.version) or self.version in self.store.figures("evaluation"):
             return
         figures = {
-            **self.evaluator.evaluate(self.learner.policy),
+            **self.evaluator.evaluate(Interruptible(self.learner.policy, self._heed)),
             "virtual_s": self.time,
             "spent": asdict(self.spent),
         }
@@ -263,8 +301,9 @@ class SimulatedRun:
         self.store.record_figures("evaluation", self.version, figures)
         self.report("evaluation", {"version": self.version, **figures})
 
-    def _checkpoint(self) -> None:
-        state = {
+    def _state(self) -> dict[str, Any]:
+        """All that a resume needs besides weights and optimizer, not yet as JSON: most of it is never written."""
+        return {
             "time": self.time,
             "version": self.version,
             "acting_version": self.acting_version,
@@ -272,34 +311,49 @@ class SimulatedRun:
             "turns_put": self.turns_put,
             "rollouts_put": self.rollouts_put,
             "spent": asdict(self.spent),
-            "probes": [asdict(probe) for probe in self.probes],
-            "slots": [
-                [slot.ends_at, None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]]
-                for slot in self.slots
-            ],
+            "probes": list(self.probes),
+            "slots": [(slot.ends_at, slot.rollout) for slot in self.slots],
         }
-        save_checkpoint(
-            self.folder / "checkpoints",
-            update=self.version - 1,
-            model=self.learner.policy.model,
-            optimizer=self.learner.optimizer,
-            state=state,
-        )
-        self.store.acknowledge(self.version - 1, epoch=self.epoch)
+
+    def _checkpoint(self) -> None:
+        """Save the run as it was right after its newest update, if there is one."""
+        if self.version == 0:
+            return
+        folder, update = self.folder / "checkpoints", self.version - 1
+        if not numbered_path(folder, update).exists():
+            if self._acts_behind:
+                publish_weights(self.folder / ACTING, self.acting_version, self.actor.model, keep=2)
+            model, optimizer = self.learner.policy.model, self.learner.optimizer
+            save_checkpoint(folder, update=update, model=model, optimizer=optimizer, state=_to_json(self._newest))
+        self.store.acknowledge(update, epoch=self.epoch)
+
+    @property
+    def _acts_behind(self) -> bool:
+        """Whether explorers still act, and with other weights than the learner's."""
+        return self.acting_version < self.version < self.config.learner.updates
 
     def _resume(self) -> None:
         newest = latest_checkpoint(self.folder / "checkpoints")
         if newest is None:
             return
         state = load_checkpoint(newest, model=self.learner.policy.model, optimizer=self.learner.optimizer).state
-        for name in ("time", "version", "started", "turns_put", "rollouts_put"):
+        for name in ("time", "version", "acting_version", "started", "turns_put", "rollouts_put"):
             setattr(self, name, state[name])
-        self._sync()
+        if self._acts_behind:
+            load_weights(numbered_path(self.folder / ACTING, self.acting_version), self.actor.model)
+        else:
+            self._sync()
         self.spent = Spent(**state["spent"])
         self.probes = [Probe(p["version"], p["success"], tuple(p["disagreements"])) for p in state["probes"]]
         for slot, (ends_at, turns) in zip(self.slots, state["slots"], strict=True):
             slot.ends_at = ends_at
             slot.rollout = _rollout(turns) if turns else None
+
+
+def _to_json(state: dict[str, Any]) -> dict[str, Any]:
+    probes = [asdict(probe) for probe in state["probes"]]
+    slots = [(ends_at, held and [turn_to_json(turn) for turn in held.turns]) for ends_at, held in state["slots"]]
+    return state | {"probes": probes, "slots": slots}
 
 
 def _rollout(turns: list[dict[str, Any]]) -> Rollout:

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from divopd.composers import Composer, Decision
+from divopd.composers import EXPLORER_PARTS, Composer, Decision
+from divopd.composers.composer import counted_reasons
 from divopd.errors import InputError, MissingExtraError
 from divopd.metrics import BatchFigures, Utilization, batch_figures, mean_of_last
 from divopd.replay import Recording, replay, utilization_of
@@ -47,19 +48,18 @@ def compare(recording: Recording, composers: Mapping[str, Composer], *, updates:
     return results
 
 
-def comparison_table(comparison: Mapping[str, Replayed], *, title: str) -> None:
+def comparison_table(recording: Recording, comparison: Mapping[str, Replayed], *, title: str) -> None:
     """Print what each composer used and how its batches were composed (means over the last 40 % of updates)."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    some = next(iter(comparison.values())).utilization
     table = Table(
         title=title,
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption=f"{some.rollouts} valid rollouts; {some.unreachable:.1%} of them could not be reached by any composer",
+        caption="\n".join(_notes(recording, comparison)),
         caption_justify="left",
     )
     table.add_column("method", no_wrap=True)
@@ -67,24 +67,44 @@ def comparison_table(comparison: Mapping[str, Replayed], *, title: str) -> None:
     for heading in [*headings, "mean\nage", "rows", "stale"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in comparison.items():
-        filled = [f for f in result.figures if f.rows]
-
-        def late(field: str, filled: list[BatchFigures] = filled) -> float:
-            return mean_of_last([getattr(f, field) for f in filled]) if filled else 0.0
-
-        table.add_row(
-            name,
-            f"{result.utilization.never_selected:.1%}",
-            f"{result.utilization.gini:.2f}",
-            f"{late('effective_rollouts'):.1f}",
-            f"{late('top1_share'):.1%}",
-            f"{late('turns_per_rollout'):.1f}",
-            f"{late('dead_share'):.1%}",
-            f"{late('age'):.2f}",
-            f"{fmean(f.rows for f in result.figures):.1f}",
-            str(sum(len(d.stale) for d in result.decisions)),
-        )
+        table.add_row(name, *_cells(result))
     Console().print(table)
+
+
+def _notes(recording: Recording, comparison: Mapping[str, Replayed]) -> list[str]:
+    """What stands under the table: what there was to use, and what a replay leaves out."""
+    some = next(iter(comparison.values())).utilization
+    unreached = f"{some.unreachable:.1%} of them could not be reached by any composer"
+    notes = [f"{some.rollouts} valid rollouts; {unreached}"]
+    turns = [entry.candidate for entry in recording.turns]
+    if all(turn.reason for turn in turns):
+        notes = [f"nothing to train: all {len(turns)} turns are invalid ({counted_reasons(turns)})"]
+    if acting := [name for name in comparison if name in EXPLORER_PARTS]:
+        do = "does" if len(acting) == 1 else "do"
+        notes.append(
+            f"a replay cannot show what {' and '.join(acting)} {do} in the explorer: only the composer is here"
+        )
+    return notes
+
+
+def _cells(result: Replayed) -> list[str]:
+    """The figures of one composer; a dash where there is nothing to take a share or a mean of."""
+    used, filled = result.utilization, [figures for figures in result.figures if figures.rows]
+
+    def late(field: str, form: str) -> str:
+        return format(mean_of_last([getattr(figures, field) for figures in filled]), form) if filled else "–"
+
+    return [
+        f"{used.never_selected:.1%}" if used.rollouts else "–",
+        f"{used.gini:.2f}" if used.rollouts else "–",
+        late("effective_rollouts", ".1f"),
+        late("top1_share", ".1%"),
+        late("turns_per_rollout", ".1f"),
+        late("dead_share", ".1%"),
+        late("age", ".2f"),
+        f"{fmean(figures.rows for figures in result.figures):.1f}",
+        str(sum(len(decision.stale) for decision in result.decisions)),
+    ]
 
 
 def draw_comparison(comparison: Mapping[str, Replayed], path: Path) -> None:

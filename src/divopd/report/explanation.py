@@ -4,12 +4,16 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from divopd.composers import METHODS
 from divopd.journal import JournalEntry, StoredTurn
 from divopd.store_reader import StoreReader
 
 
 def explain(store: StoreReader, update: int) -> dict[str, Any]:
-    """An update as JSON types: a list of rollouts, those with selected turns first and in the order of selection."""
+    """An update as JSON types: a list of rollouts, those with selected turns first and in the order of selection.
+
+    The settings' cap is null where the method has none.
+    """
     entry = store.journal(update)
     rollouts: dict[str, dict[str, Any]] = {}
     for turn, weight, number in zip(store.find(entry.selected), entry.weights, entry.passes, strict=True):
@@ -19,7 +23,8 @@ def explain(store: StoreReader, update: int) -> dict[str, Any]:
     for why, turns in _fallen(store, entry):
         for turn in turns:
             _of(rollouts, turn)["fell_out"].append({**_as_json(turn), "why": why(turn)})
-    return {"update": update, "settings": asdict(entry.settings), "rollouts": list(rollouts.values())}
+    cap = entry.settings.cap if METHODS[entry.settings.method].capped else None
+    return {"update": update, "settings": asdict(entry.settings) | {"cap": cap}, "rollouts": list(rollouts.values())}
 
 
 def _fallen(store: StoreReader, entry: JournalEntry) -> Iterable[tuple[Any, list[StoredTurn]]]:

@@ -1,11 +1,20 @@
-"""Why a turn ended as it did, in a sentence: what `divopd why` prints and the page shows."""
+"""What became of the turns: all of them counted, and one in a sentence, as `divopd why` prints it."""
 
 from typing import Any
 
-from divopd.journal import JournalEntry, StoredTurn
+from divopd.journal import Account, JournalEntry, StoredTurn
 from divopd.store_reader import StoreReader
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
+
+
+def shown_fates(account: Account, *, dead: int) -> dict[str, int]:
+    """How many turns are where. Dead rows took a slot in a batch, so the store says trained; they taught nothing.
+
+    A method with a gate discards the same turns as invalid: only told apart are two methods comparable.
+    """
+    others = {fate: turns for fate, turns in account._asdict().items() if fate not in ("put", "trained")}
+    return {"trained": account.trained - dead, "dead": dead, **others}
 
 
 def why(store: StoreReader, rollout: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class QueuePressure:
     """How full the queue is. `advice` has the remedies in order; it is empty where nothing needs to change."""
 
     verdict: Verdict
-    load: float  # turns that could be trained and arrive, for each one that is trained
+    load: float  # valid turns arriving per turn trained; above 1 the queue grows
     expiring_turns: float  # share of the turns that left untrained, because they were stale or had aged out
     unused_rollouts: float  # share of the rollouts that expired without a trained turn; the others had one
     waiting: float  # share of the learner's time
@@ -40,7 +40,7 @@ class QueuePressure:
 class _Flow:
     """Means per update."""
 
-    arrived: float  # turns that the gate did not drop
+    arrived: float  # turns, without the share that the gate drops
     trained: float
     expired: float
     rollouts_arrived: float
@@ -89,8 +89,11 @@ def _flow(recent: Sequence[Mapping[str, Any]]) -> _Flow:
 
     elapsed = elapsed_s(last) - elapsed_s(first)
     used, unused = (sum(figures.get(name, 0) for figures in rest) for name in ("rollouts_used", "rollouts_unused"))
+    put, waiting = (last.get(name, 0) - first.get(name, 0) for name in ("turns_put", "queued"))
+    # the gate drops turns when they are read, which may be long after they arrived: only its share says what it will do
+    dropped = min(1.0, sum(figures["invalid"] for figures in rest) / max(1, put - waiting))
     return _Flow(
-        arrived=(last["turns_put"] - first["turns_put"]) / count - mean("invalid"),
+        arrived=(put - put * dropped) / count,
         trained=mean("rows"),
         expired=mean("stale", "aged_out"),
         rollouts_arrived=(last["rollouts_put"] - first["rollouts_put"]) / count,

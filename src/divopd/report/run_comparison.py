@@ -10,7 +10,18 @@ from divopd.report.runs import Costs, Evaluated, RunFigures
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 
 CURRENCIES = tuple(field.name for field in fields(Costs))
+TARGETS = (50, 60, 70)  # percent; fixed, because τ is vanilla's own peak, which only vanilla reaches for sure
 IGNORED_SETTINGS = ("method", "seed", "versions", "loggers")
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """What a run had cost at its first evaluation at or above a success rate; None where it was not reached."""
+
+    target: int
+    version: int | None
+    costs: Costs | None
+    ratios: dict[str, float | None]  # the reference's cost by this run's; above 1 favours this run
 
 
 @dataclass(frozen=True)
@@ -25,9 +36,11 @@ class Standing:
     final_five_sd: float
     best_five: float
     nauc: float | None  # None: no run was evaluated after its start
-    costs_to_target: Costs | None  # None: it never got there
+    costs_to_target: Costs | None  # this and the next two: to τ; None: not reached
     version_at_target: int | None
-    ratios: dict[str, float | None]  # of costs to the target: the reference's by this run's; above 1 favours this run
+    ratios: dict[str, float | None]
+    to_targets: tuple[ToTarget, ...]  # the fixed targets and τ, in order
+    fates: dict[str, int]  # turns; dead rows are not among the trained
     never_selected: float
     unreachable: float
     gini: float
@@ -68,6 +81,7 @@ class RunComparison:
     """All of it. `reference` names the runs that τ and the ratios refer to."""
 
     target: int  # τ
+    targets: tuple[int, ...]  # the fixed ones, and τ if there is one
     reference: str
     budget: int  # U
     standings: tuple[Standing, ...]
@@ -81,21 +95,38 @@ class RunComparison:
 def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
     """Put runs side by side; τ comes from vanilla (the smallest of their peaks), else from the first run."""
     for run in runs:
-        if not run.evaluations:
-            raise InputError(f"{run.folder}: this run has no evaluation; expected one that `divopd train` has begun")
+        refuse_unevaluated(run)
     references = [run for run in runs if run.method == "vanilla"] or [runs[0]]
     reference = "vanilla" if references[0].method == "vanilla" else runs[0].name
     target = target_rate(min(peak(run.rates) for run in references))
     budget = min(run.evaluations[-1].version for run in runs)
     labels = labels_of(runs)
+    targets = tuple(sorted({*TARGETS, target} if target > 0 else TARGETS))
     standings = tuple(
-        _standing(run, labels[run.name], reference=_of_seed(references, run.seed), target=target, budget=budget)
+        _standing(
+            run,
+            labels[run.name],
+            to_targets=[_to_target(run, _of_seed(references, run.seed), one) for one in targets],
+            target=target,
+            budget=budget,
+        )
         for run in runs
     )
     baseline = labels[references[0].name] if reference == "vanilla" else None
     return RunComparison(
-        target, reference, budget, standings, _methods(standings, baseline), tuple(_notes(runs, reference, target))
+        target,
+        targets,
+        reference,
+        budget,
+        standings,
+        _methods(standings, baseline),
+        tuple(_notes(runs, reference, target)),
     )
+
+
+def refuse_unevaluated(run: RunFigures) -> None:
+    if not run.evaluations:
+        raise InputError(f"{run.folder}: this run has no evaluation; expected one that `divopd train` has begun")
 
 
 def labels_of(runs: Sequence[RunFigures]) -> dict[str, str]:
@@ -129,8 +160,9 @@ def _of_seed(runs: Sequence[RunFigures], seed: int) -> RunFigures:
     return next((run for run in runs if run.seed == seed), runs[0])
 
 
-def _standing(run: RunFigures, label: str, *, reference: RunFigures, target: int, budget: int) -> Standing:
-    reached = _at_target(run, target)
+def _standing(run: RunFigures, label: str, *, to_targets: list[ToTarget], target: int, budget: int) -> Standing:
+    none = ToTarget(target, None, None, dict.fromkeys(CURRENCIES))
+    to_tau = next((one for one in to_targets if one.target == target), none)
     final, deviation = final_five(run.rates)
     return Standing(
         run=run.name,
@@ -141,9 +173,11 @@ def _standing(run: RunFigures, label: str, *, reference: RunFigures, target: int
         final_five_sd=deviation,
         best_five=best_five(run.rates),
         nauc=nauc(run.curve, budget=budget) if budget else None,
-        costs_to_target=None if reached is None else reached.costs,
-        version_at_target=None if reached is None else reached.version,
-        ratios=_ratios(_at_target(reference, target), reached),
+        costs_to_target=to_tau.costs,
+        version_at_target=to_tau.version,
+        ratios=to_tau.ratios,
+        to_targets=tuple(to_targets),
+        fates=run.fates,
         never_selected=run.utilization.never_selected,
         unreachable=run.utilization.unreachable,
         gini=run.utilization.gini,
@@ -154,9 +188,13 @@ def _standing(run: RunFigures, label: str, *, reference: RunFigures, target: int
     )
 
 
-def _at_target(run: RunFigures, target: int) -> Evaluated | None:
-    """The first evaluation that reaches the target; a target of 0 is none."""
-    return next((one for one in run.evaluations if one.success_rate >= target > 0), None)
+def _to_target(run: RunFigures, reference: RunFigures, target: int) -> ToTarget:
+    reached, before = (
+        next((evaluated for evaluated in one.evaluations if evaluated.success_rate >= target), None)
+        for one in (run, reference)
+    )
+    version, costs = (reached.version, reached.costs) if reached else (None, None)
+    return ToTarget(target, version, costs, _ratios(before, reached))
 
 
 def _ratios(reference: Evaluated | None, reached: Evaluated | None) -> dict[str, float | None]:

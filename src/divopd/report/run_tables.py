@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from divopd.report.printable import printable
-from divopd.report.run_comparison import CURRENCIES, MethodStanding, RunComparison, Standing
+from divopd.report.run_comparison import CURRENCIES, MethodStanding, RunComparison, Standing, ToTarget
 from divopd.report.runs import Clock
 from divopd.report.seeds import Interval
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 120  # columns where the output is no terminal
 PERCENT = ("never_selected", "top1_share", "dead_share")
+FATE_COLUMNS = ("trained", "dead", "invalid", "stale", "aged_out", "waiting")
 SEED_HEADINGS = {
     "peak": "peak\n%",
     "final_five": "final-5\n%",
@@ -36,12 +37,14 @@ def plain_console() -> "Console":
 
 
 def print_comparison(comparison: RunComparison, *, clock: Clock) -> None:
-    """Print learning, cost to the target, use of experience, and the methods over their seeds."""
+    """Print learning, cost to the targets, use of experience, fates, and the methods over their seeds."""
     console = plain_console()
     console.print(_learning(comparison))
+    console.print(_targets(comparison))
     if comparison.target > 0:
         console.print(_costs(comparison, clock))
     console.print(_experience(comparison))
+    console.print(_fates(comparison))
     if comparison.methods:
         console.print(_seeds(comparison.methods))
     if any(method.differences for method in comparison.methods):
@@ -95,6 +98,26 @@ def _learning(comparison: RunComparison) -> "Table":
     return table
 
 
+def _targets(comparison: RunComparison) -> "Table":
+    shown = [f"{target} %" + (" (τ)" if target == comparison.target else "") for target in comparison.targets]
+    table = new_table(
+        "trained tokens to a success rate, and the area under the curve",
+        ["run", f"nAUC@{comparison.budget} %", *shown],
+        caption=f"×: tokens of {printable(comparison.reference)} by tokens of the run; above 1 favours the run",
+    )
+    for one in comparison.standings:
+        nauc = "–" if one.nauc is None else f"{one.nauc:.1f}"
+        table.add_row(printable(one.run), nauc, *map(_target_cell, one.to_targets))
+    return table
+
+
+def _target_cell(one: ToTarget) -> str:
+    if one.costs is None:
+        return "not reached"
+    ratio = one.ratios["trained_tokens"]
+    return f"{quantity(one.costs.trained_tokens)}\nupdate {one.version}" + (f", {ratio:.2f}×" if ratio else "")
+
+
 def _costs(comparison: RunComparison, clock: Clock) -> "Table":
     headings = {
         "trained_tokens": "trained\ntokens",
@@ -116,7 +139,7 @@ def _costs(comparison: RunComparison, clock: Clock) -> "Table":
 
 def _cost_cells(one: Standing) -> list[str]:
     if one.costs_to_target is None:
-        return ["never", *("–" for _ in CURRENCIES)]
+        return ["not reached", *("–" for _ in CURRENCIES)]
     cells = [str(one.version_at_target)]
     for name in CURRENCIES:
         ratio = one.ratios[name]
@@ -142,6 +165,20 @@ def _experience(comparison: RunComparison) -> "Table":
             f"{one.top1_share:.1%}",
             f"{one.dead_share:.1%}",
         )
+    return table
+
+
+def _fates(comparison: RunComparison) -> "Table":
+    table = new_table(
+        "where the turns went",
+        ["run", "turns", "trained", "dead\nrows", "invalid", "stale", "aged\nout", "waiting"],
+        caption="dead rows took a slot and taught nothing; a method with a gate discards such turns as invalid",
+    )
+    for one in comparison.standings:
+        put = sum(one.fates.values())
+        waiting = {"waiting": one.fates["pending"] + one.fates["queued"]}
+        parts = [(one.fates | waiting)[fate] / max(1, put) for fate in FATE_COLUMNS]
+        table.add_row(printable(one.run), str(put), *(f"{part:.1%}" for part in parts))
     return table
 
 

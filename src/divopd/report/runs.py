@@ -12,8 +12,10 @@ from divopd.config_files import read_layers
 from divopd.errors import InputError, NotAStoreError
 from divopd.journal import Account
 from divopd.metrics import BatchFigures, Utilization, utilization_of_counts
+from divopd.report.fates import shown_fates
 from divopd.report.gauge import elapsed_s
-from divopd.store import store_path
+from divopd.store import is_store, store_path
+from divopd.store_schema import STORE_NAME
 from divopd.store_views import RolloutTally, StoreViews
 
 Clock = Literal["virtual", "wall"]
@@ -55,6 +57,12 @@ class RunFigures:
     costs: Costs
     utilization: Utilization
     account: Account
+    dead_rows: int  # of the trained turns of the account
+
+    @property
+    def fates(self) -> dict[str, int]:
+        """Where all turns are, dead rows by themselves."""
+        return shown_fates(self.account, dead=self.dead_rows)
 
     @property
     def rates(self) -> list[float]:
@@ -63,6 +71,22 @@ class RunFigures:
     @property
     def curve(self) -> list[tuple[float, float]]:
         return [(evaluated.version, evaluated.success_rate) for evaluated in self.evaluations]
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """The runs among these folders, and right inside them, by name."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: no such run; expected the folder of a run, or a folder of such folders")
+        if path.is_file() and path.name != STORE_NAME and not is_store(path):
+            raise InputError(
+                f"{path} is no run; expected the folder of a run, or a folder of such folders; to compare composers on "
+                f"a recording: divopd replay {path}"
+            )
+        inside = sorted(entry.parent for entry in path.glob(f"*/{STORE_NAME}")) if path.is_dir() else []
+        found += [path] if not path.is_dir() or (path / STORE_NAME).exists() else inside
+    return found
 
 
 def named_runs(paths: Sequence[Path]) -> dict[str, Path]:
@@ -82,6 +106,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
             raise InputError(f"{folder}: this run has not recorded an update; expected a run of `divopd train`")
         settings = store.journal(0).settings
         rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
+        dead_rows = sum(store.dead_rows().values())
         used = utilization_so_far(rollouts, settings, updates=store.updates)
     try:
         costs = costs_by_version(updates)
@@ -106,6 +131,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         costs=costs[max(costs)],
         utilization=used,
         account=account,
+        dead_rows=dead_rows,
     )
 
 

@@ -218,8 +218,9 @@ def _composition(figures: Mapping[str, Any]) -> str:
 
 
 def _exits(figures: Mapping[str, Any]) -> str:
+    dead = round(figures["dead_share"] * figures["rows"])
     return (
-        f"{figures['rows']} trained, {figures['stale']} stale, {figures['aged_out']} aged out, "
+        f"{figures['rows'] - dead} trained, {dead} dead, {figures['stale']} stale, {figures['aged_out']} aged out, "
         f"{figures['invalid']} invalid, {figures['queued']} queued"
     )
 
@@ -268,7 +269,8 @@ def _summary_rows(run: RunFigures) -> dict[str, str]:
                 for name in ("effective_rollouts", "top1_share", "dead_share", "kl_per_token")
             }
         ),
-        "turns": ", ".join(f"{n} {fate.replace('_', ' ')}" for fate, n in run.account._asdict().items() if n),
+        "turns": f"{run.account.put} put: "
+        + ", ".join(f"{turns} {fate.replace('_', ' ')}" for fate, turns in run.fates.items() if turns),
     }
     if not run.evaluations:
         return rows

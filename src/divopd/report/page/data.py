@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from itertools import accumulate
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from divopd.errors import InputError, NotAStoreError
+from divopd.errors import NotAStoreError
 from divopd.metrics import BatchFigures, figures_of_shares
 from divopd.report.explanation import explain
+from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, elapsed_s, queue_pressure
 from divopd.report.run_comparison import flat_settings
 from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
@@ -162,7 +162,9 @@ def _arrived(store: StoreViews) -> tuple[list[int], list[int], list[int]]:
 
 def flow(store: StoreViews) -> Json:
     """Where every turn went."""
-    return {"account": store.account()._asdict(), "reasons": store.reasons()}
+    account, dead = store.account(), store.dead_rows()
+    fates = shown_fates(account, dead=sum(dead.values()))
+    return {"account": account._asdict(), "fates": fates, "reasons": store.reasons(), "dead": dead}
 
 
 def experience(store: StoreViews) -> Json:
@@ -236,14 +238,3 @@ def rollouts(store: StoreViews, **wanted: Any) -> Json:
 def _clock(updates: Mapping[int, Mapping[str, Any]]) -> str | None:
     """Which seconds a run counts; None where it recorded none."""
     return next(("virtual" if "virtual_s" in made else "wall" for made in updates.values()), None)
-
-
-def run_folders(paths: list[Path]) -> list[Path]:
-    """The runs among these folders, and right inside them, by name."""
-    found: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"{path}: no such run; expected the folder of a run, or a folder of such folders")
-        inside = sorted(entry.parent for entry in path.glob("*/store.db")) if path.is_dir() else []
-        found += [path] if not path.is_dir() or (path / "store.db").exists() else inside
-    return found

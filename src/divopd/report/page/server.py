@@ -20,7 +20,7 @@ from divopd.report.page import data
 from divopd.report.page.reading import read_rollout
 from divopd.report.page.static import comparison, render, style_of
 from divopd.report.page.words import Words, words_of
-from divopd.report.runs import RunFigures, named_runs, read_run, stored_config
+from divopd.report.runs import RunFigures, named_runs, read_run, run_folders, stored_config
 from divopd.store_views import Cursor, StoreViews
 
 UPDATES_AT_ONCE = 400  # in one answer; the page asks on
@@ -42,7 +42,7 @@ class Runs:
             raise InputError(f"{folder}: no run in it; expected the folder of a run, or a folder of such folders")
 
     def found(self) -> dict[str, Path]:
-        return named_runs(data.run_folders([self.folder]))
+        return named_runs(run_folders([self.folder]))
 
     def folder_of(self, name: str) -> Path:
         found = self.found()

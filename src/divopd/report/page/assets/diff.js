@@ -58,14 +58,19 @@ function measuresCard(both, comparison, flows) {
     return { measure: label, a: format(x), b: format(y), difference: x === null || y === null ? null : scale * (y - x), unit };
   });
   const target = comparison.target;
-  for (const [name, label] of comparison.error || !(target > 0) ? [] : Object.entries(CURRENCIES).slice(1)) {
-    const [x, y] = comparison.standings.map((standing) => standing.costs_to_target && standing.costs_to_target[name]);
-    const format = name.endsWith("_s") ? show.seconds : show.quantity;
-    rows.push({ measure: `${label} to τ = ${target} %`, a: x === null ? "never" : format(x), b: y === null ? "never" : format(y), difference: x === null || y === null ? null : y - x, unit: "" });
+  const addCost = (name, [x, y], goal) => {
+    const format = (value) => (value === null ? MISSED : name.endsWith("_s") ? show.seconds(value) : show.quantity(value));
+    rows.push({ measure: `${CURRENCIES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: "" });
+  };
+  for (const [place, other] of (comparison.targets || []).entries()) {
+    if (other !== target) addCost("trained_tokens", comparison.standings.map(({ to_targets: all }) => all[place].costs && all[place].costs.trained_tokens), `${other} %`);
+  }
+  for (const name of target > 0 ? Object.keys(CURRENCIES).slice(1) : []) {
+    addCost(name, comparison.standings.map(({ costs_to_target: costs }) => costs && costs[name]), `${target} % (τ)`);
   }
   for (const fate of FATES) {
-    const [x, y] = flows.map(({ account }) => (account.put ? account[fate] / account.put : null));
-    rows.push({ measure: `turns ${spoken(fate)}`, a: show.percent(x), b: show.percent(y), difference: x === null || y === null ? null : 100 * (y - x), unit: "points" });
+    const [x, y] = flows.map(({ account, fates }) => (account.put ? fates[fate] / account.put : null));
+    rows.push({ measure: fate === "dead" ? "turns as dead rows" : `turns ${spoken(fate)}`, a: show.percent(x), b: show.percent(y), difference: x === null || y === null ? null : 100 * (y - x), unit: "points" });
   }
   const signed = (value, row) => (value === null ? NONE : `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value) >= 1000 ? show.quantity(Math.abs(value)) : Number(Math.abs(value).toPrecision(3))}${row.unit ? ` ${row.unit}` : ""}`);
   const columns = [

@@ -1,5 +1,5 @@
 "use strict";
-// Learning curves, the standing of every run, and what it cost to reach the target τ.
+// Learning curves, the standing of every run, and what it cost to reach a target.
 
 const CURRENCIES = {
   version: "updates",
@@ -10,6 +10,8 @@ const CURRENCIES = {
   scored_tokens: "teacher tokens",
   generated_tokens: "explorer tokens",
 };
+
+const MISSED = "not reached";
 
 function segmented(label, options, chosen, onchoose) {
   return el("div", { class: "segments", role: "group", "aria-label": label },
@@ -142,9 +144,11 @@ function standingsTable(context, comparison) {
 }
 
 function flat(standing) {
-  const { ratios, costs_to_target: costs, ...rest } = standing;
+  const { ratios, costs_to_target: costs, to_targets: all, fates, ...rest } = standing;
   const named = (prefix, values) => Object.fromEntries(Object.entries(values || {}).map(([name, value]) => [`${prefix}.${name}`, value]));
-  return { ...rest, ...named("cost", costs), ...named("ratio", ratios) };
+  const updates = Object.fromEntries(all.map((one) => [`update_at_${one.target}`, one.version]));
+  const tokens = Object.fromEntries(all.map((one) => [`trained_tokens_to_${one.target}`, one.costs && one.costs.trained_tokens]));
+  return { ...rest, ...updates, ...tokens, ...named("cost", costs), ...named("ratio", ratios), ...named("turns", fates) };
 }
 
 function methodsTable(comparison) {
@@ -169,43 +173,66 @@ function methodsTable(comparison) {
 }
 
 views.cost = {
-  title: "Cost to τ",
-  about: "What each run had spent when it first reached the target, in every currency.",
+  title: "Cost to a target",
+  about: "What each run had spent when it first reached a success rate, in every currency.",
   load: () => source.get("comparison").catch((error) => ({ error: error.message })),
   render(context, comparison) {
     if (comparison.error) return [empty("No comparison yet", visible(comparison.error))];
-    if (!(comparison.target > 0)) return [empty("There is no target", visible((comparison.notes || []).join("; ")))];
     const standings = comparison.standings.filter((row) => context.shown.some((run) => run.name === row.run));
-    const names = Object.keys(CURRENCIES).filter((name) => name !== "version");
-    const columns = [
-      { key: "run", label: "run", text: true, node: runCell(context) },
-      { key: "version_at_target", label: "update", format: (v) => (v === null ? "never" : show.whole(v)) },
-      ...names.map((name) => ({
-        key: name, label: CURRENCIES[name], value: (row) => row.costs_to_target && row.costs_to_target[name],
-        node: (row) => costCell(row, name),
-      })),
-    ];
-    const rows = standings.flatMap((row) => names.filter((name) => row.ratios[name]).map((name) => ({ run: row.run, currency: CURRENCIES[name], ratio: row.ratios[name], cost: row.costs_to_target[name] })));
+    const goals = Object.fromEntries(comparison.targets.map((target) => [String(target), `${target} %${target === comparison.target ? " (τ)" : ""}`]));
+    const wanted = context.choice("target", String(comparison.target));
+    const chosen = wanted in goals ? wanted : Object.keys(goals)[0];
+    const rows = standings.map((row) => ({ run: row.run, peak: row.peak, ...row.to_targets.find((one) => String(one.target) === chosen) }));
     return [
-      el("p", { class: "lead" }, `τ = ${comparison.target} %, the largest multiple of 5 at or below the peak of `, el("strong", {}, visible(comparison.reference)), "."),
-      card("Cost of the first evaluation at or above τ", "×: cost of the reference divided by the cost of the run; above 1 favours the run.", sortableTable({ columns, rows: standings, caption: "Cost to the target" })),
-      figure({
-        title: "Cost of the reference ÷ cost of the run", note: "Above 1 (to the right) the run was cheaper.", name: "cost-ratios", rows, legend: context.legend, height: 70 + 34 * names.length,
-        draw: (width, height) => chart(width, height, {
-          marginLeft: 124,
-          x: { label: "ratio →", grid: true, zero: true }, y: { label: null, domain: names.map((name) => CURRENCIES[name]) },
-          color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
-          marks: [Plot.ruleX([1], { strokeDasharray: "4 4" }), Plot.dot(rows, { x: "ratio", y: "currency", fill: "run", r: 6 }),
-            Plot.tip(rows, Plot.pointer({ x: "ratio", y: "currency", title: (row) => `${visible(row.run)}\n${row.currency}: ${show.times(row.ratio)}` }))],
-        }),
-      }),
-      ...standings.filter((row) => row.costs_to_target === null).map((row) => el("p", { class: "note" }, visible(`${row.run} never reached ${comparison.target} %: its peak was ${show.rate(row.peak)}.`))),
+      targetsCard(context, comparison, standings, goals),
+      segmented("Target", goals, chosen, (key) => context.choose("target", key)),
+      costCard(context, rows, goals[chosen]),
+      ratiosFigure(context, rows, goals[chosen]),
+      ...rows.filter((row) => row.costs === null).map((row) => el("p", { class: "note" }, visible(`${row.run} did not reach ${row.target} %: its peak was ${show.rate(row.peak)}.`))),
     ];
   },
 };
 
-function costCell(row, name) {
-  if (!row.costs_to_target) return NONE;
-  const cost = row.costs_to_target[name];
-  return el("span", {}, name.endsWith("_s") ? show.seconds(cost) : show.quantity(cost), el("span", { class: "ratio" }, row.ratios[name] ? show.times(row.ratios[name]) : ""));
+function targetsCard(context, comparison, standings, goals) {
+  const columns = [
+    { key: "run", label: "run", text: true, node: runCell(context) },
+    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+    ...Object.values(goals).map((label, place) => ({
+      key: label, label, value: (row) => row.to_targets[place].costs && row.to_targets[place].costs.trained_tokens,
+      node: (row) => costCell(row.to_targets[place], "trained_tokens"),
+    })),
+  ];
+  const tau = comparison.target > 0 ? ` τ is the largest multiple of 5 at or below the peak of ${comparison.reference}: a run that peaks a little lower does not reach it.` : "";
+  return card("Trained tokens to each target, and the area under the curve",
+    visible(`×: tokens of ${comparison.reference} by tokens of the run; above 1 favours the run.${tau}`), sortableTable({ columns, rows: standings, caption: "Trained tokens to each target" }));
+}
+
+const COSTS = Object.keys(CURRENCIES).filter((name) => name !== "version");
+
+function costCard(context, rows, goal) {
+  const columns = [
+    { key: "run", label: "run", text: true, node: runCell(context) },
+    { key: "version", label: "update", format: (v) => (v === null ? MISSED : show.whole(v)) },
+    ...COSTS.map((name) => ({ key: name, label: CURRENCIES[name], value: (row) => row.costs && row.costs[name], node: (row) => (row.costs ? costCell(row, name) : NONE) })),
+  ];
+  return card(`Cost of the first evaluation at or above ${goal}`, "×: cost of the reference divided by the cost of the run; above 1 favours the run.", sortableTable({ columns, rows, caption: "Cost to the target" }));
+}
+
+function ratiosFigure(context, standings, goal) {
+  const rows = standings.flatMap((row) => COSTS.filter((name) => row.ratios[name]).map((name) => ({ run: row.run, currency: CURRENCIES[name], ratio: row.ratios[name], cost: row.costs[name] })));
+  return figure({
+    title: `Cost of the reference ÷ cost of the run, to ${goal}`, note: "Above 1 (to the right) the run was cheaper.", name: "cost-ratios", rows, legend: context.legend, height: 70 + 34 * COSTS.length,
+    draw: (width, height) => chart(width, height, {
+      marginLeft: 124,
+      x: { label: "ratio →", grid: true, zero: true }, y: { label: null, domain: COSTS.map((name) => CURRENCIES[name]) },
+      color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
+      marks: [Plot.ruleX([1], { strokeDasharray: "4 4" }), Plot.dot(rows, { x: "ratio", y: "currency", fill: "run", r: 6 }),
+        Plot.tip(rows, Plot.pointer({ x: "ratio", y: "currency", title: (row) => `${visible(row.run)}\n${row.currency}: ${show.times(row.ratio)}` }))],
+    }),
+  });
+}
+
+function costCell({ costs, ratios }, name) {
+  if (!costs) return MISSED;
+  return el("span", {}, name.endsWith("_s") ? show.seconds(costs[name]) : show.quantity(costs[name]), el("span", { class: "ratio" }, ratios[name] ? show.times(ratios[name]) : ""));
 }

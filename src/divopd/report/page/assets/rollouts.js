@@ -100,8 +100,9 @@ function heatLegend() {
 
 function turnCard(context, run, turn, before) {
   const skipped = before ? turn.turn - before.turn - 1 : turn.turn;
-  const colour = palette().fates[turn.fate];
-  const fate = `${spoken(turn.fate)}${turn.reason && turn.fate === "invalid" ? `: ${spoken(turn.reason)}` : ""}${turn.update !== null ? ` at update ${turn.update}` : ""}`;
+  const dead = turn.fate === "trained" && turn.reason;
+  const colour = palette().fates[dead ? "dead" : turn.fate];
+  const fate = `${dead ? "dead row" : spoken(turn.fate)}${turn.reason && turn.fate === "invalid" ? `: ${spoken(turn.reason)}` : ""}${turn.update !== null ? ` at update ${turn.update}` : ""}`;
   const whole = turn.context
     ? [el("div", { class: "turn-body" }, seen(turn.context), el("div", {}, el("p", { class: "who" }, "response of the student"), heatStrip(turn), el("p", { class: "action" }, el("span", { class: "who" }, "action"), turn.action === null ? el("em", {}, "none was found in the response") : el("code", {}, visible(turn.action)))))]
     : [empty("The tokens of this turn were dropped", "settle has freed their space after a durable checkpoint.")];

@@ -1,9 +1,10 @@
 "use strict";
 // Where turns go, how much of the experience is used, how deep and how old what is trained was.
 
-const FATES = ["trained", "pending", "queued", "stale", "aged_out", "invalid"];
+// A dead row is in a batch like a trained turn, but teaches nothing; a gate discards the same turn as invalid.
+const FATES = ["trained", "dead", "pending", "queued", "stale", "aged_out", "invalid"];
 const FATE_TEXTS = {
-  trained: "in a batch", pending: "read, waiting to be selected", queued: "not read yet", stale: "its policy version was too old",
+  trained: "in a batch", dead: "in a batch without a valid token: it teaches nothing", pending: "read, waiting to be selected", queued: "not read yet", stale: "its policy version was too old",
   aged_out: "pending for too long", invalid: "discarded by the gate",
 };
 
@@ -25,19 +26,22 @@ views.flow = {
   },
 };
 
-function flowFigure(run, { account, reasons }) {
-  const parts = FATES.filter((fate) => fate !== "invalid").map((fate) => ({ fate, reason: null, turns: account[fate] }));
-  const invalid = Object.entries(reasons).map(([reason, turns]) => ({ fate: "invalid", reason, turns }));
-  const rows = [...parts, ...invalid].map((row) => ({ ...row, share: account.put ? row.turns / account.put : 0 }));
+function flowFigure(run, { account, fates, reasons, dead }) {
+  const byReason = { invalid: reasons, dead };
+  const parts = FATES.flatMap((fate) => (fate in byReason
+    ? Object.entries(byReason[fate]).map(([reason, turns]) => ({ fate, reason, turns }))
+    : [{ fate, reason: null, turns: fates[fate] }]));
+  const rows = parts.map((row) => ({ ...row, share: account.put ? row.turns / account.put : 0 }));
+  const share = (fate) => show.percent(account.put ? fates[fate] / account.put : 0);
   return figure({
     title: visible(run.name), name: `flow-${run.method}`, rows: account.put ? rows : [], height: 320,
-    note: `${plural(account.put, "turn")} put; ${show.percent(account.put ? account.trained / account.put : 0)} trained so far.`,
+    note: `${plural(account.put, "turn")} put; ${share("trained")} trained so far${fates.dead ? `, ${share("dead")} in batches as dead rows, which teach nothing` : ""}.`,
     draw: (width, height) => drawFlow(width, height, account.put, rows.filter((row) => row.turns)),
   });
 }
 
 function drawFlow(width, height, put, rows) {
-  const words = rows.map((row) => [row.reason ? `invalid: ${spoken(row.reason)}` : spoken(row.fate), `${show.whole(row.turns)} (${show.percent(row.share)})`]);
+  const words = rows.map((row) => [row.reason ? `${row.fate === "dead" ? "dead row" : spoken(row.fate)}: ${spoken(row.reason)}` : spoken(row.fate), `${show.whole(row.turns)} (${show.percent(row.share)})`]);
   const longest = d3.max(words, ([name, count]) => name.length + count.length) ?? 0;
   const [top, gap, bar, label] = [10, 10, 14, Math.min(0.75 * width, 40 + 7 * longest)]; // 7 pixels a letter is ample
   const least = 16; // pixels, so that every part has room for its words
@@ -68,10 +72,13 @@ function drawFlow(width, height, put, rows) {
 }
 
 function exitsFigure(run, updates) {
-  const names = { rows: "trained", stale: "stale", aged_out: "aged_out", invalid: "invalid" };
-  const rows = updates.flatMap((row) => Object.entries(names).map(([key, fate]) => ({ update: row.update, fate, turns: row[key] })));
+  const domain = ["trained", "dead", "stale", "aged_out", "invalid"];
+  const rows = updates.flatMap((row) => {
+    const dead = Math.round(row.dead_share * row.rows);
+    const left = { ...row, dead, trained: row.rows - dead };
+    return domain.map((fate) => ({ update: row.update, fate, turns: left[fate] }));
+  });
   const { fates } = palette();
-  const domain = Object.values(names);
   const step = Math.max(1, Math.ceil(updates.length / 120)); // so many bars can be told apart
   const drawn = step === 1 ? rows : d3.rollups(rows, (own) => d3.mean(own, (row) => row.turns), (row) => Math.floor(row.update / step) * step, (row) => row.fate)
     .flatMap(([update, own]) => own.map(([fate, turns]) => ({ update, fate, turns })));
@@ -173,7 +180,7 @@ function depthFigures(run, tallies) {
 
 views.age = {
   title: "Age of rows",
-  about: "How old trained turns were: policy versions behind the learner, and updates spent waiting in the pool.",
+  about: "How old the rows of batches were, dead ones too: policy versions behind the learner, and updates spent waiting in the pool.",
   async load(context) {
     return { ages: await ofEach(context, "ages"), updates: await Promise.all(context.shown.map((run) => source.updates(run.name))) };
   },
@@ -204,7 +211,7 @@ function ageFigure(context, rows, { title, name, x, note }) {
   return figure({
     title, note, name, rows, height: 240, legend: context.legend,
     draw: (width, height) => chart(width, height, {
-      fx: { label: x, padding: 0.2 }, x: { axis: null, domain: [...context.colours.keys()], padding: 0.05 }, y: { label: "↑ % of trained turns", grid: true, percent: true },
+      fx: { label: x, padding: 0.2 }, x: { axis: null, domain: [...context.colours.keys()], padding: 0.05 }, y: { label: "↑ % of rows", grid: true, percent: true },
       color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
       marks: [Plot.barY(rows, { fx: "age", x: "run", y: "share", fill: "run", title: (row) => `${visible(row.run)}\n${row.age}: ${plural(row.turns, "turn")} (${show.percent(row.share)})` }), Plot.ruleY([0])],
     }),

@@ -1,0 +1,58 @@
+"""Every benchmark runs to its end, on small sizes, and prints the object that is promised."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from math import isfinite
+
+import pytest
+
+from divopd.cli.bench import benchmarks
+from divopd.environments.scienceworld_jvm import find_java
+from divopd.errors import InputError
+
+KEYS = ("bench", "ratio", "unit", "ours", "reference", "detail")
+# packages that a benchmark compares with or is about; what is not listed needs the core alone
+PACKAGES = {
+    "explorer": ("torch", "transformers"),
+    "learner": ("torch", "transformers"),
+    "scale": ("torch", "transformers"),
+    "scienceworld": ("scienceworld",),
+    "scoring": ("torch", "transformers"),
+    "webshop": ("bm25s", "Stemmer", "rapidfuzz"),
+}
+
+
+def skip_without_its_needs(name: str) -> None:
+    """Skip, with the reason, where the machine lacks what the benchmark measures."""
+    for package in PACKAGES.get(name, ()):
+        pytest.importorskip(package)
+    if name == "alfworld" and not (find_spec("textworld") or os.environ.get("DIVOPD_ALFWORLD_PYTHON")):
+        pytest.skip("needs the extra alfworld, or DIVOPD_ALFWORLD_PYTHON")
+    if name == "scienceworld":
+        try:
+            find_java()
+        except InputError:
+            pytest.skip("needs java")
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_every_benchmark_has_a_quick_mode_that_runs(name: str) -> None:
+    """`--quick` goes the whole way in seconds; a new benchmark without it fails here."""
+    skip_without_its_needs(name)
+    command = [sys.executable, "-m", "divopd", "bench", name, "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert tuple(told) == KEYS
+    assert told["bench"] == name
+    assert isinstance(told["unit"], str)
+    assert isinstance(told["detail"], dict)
+    for figure in ("ratio", "ours", "reference"):
+        assert isinstance(told[figure], float | int)
+        assert isfinite(told[figure])
+        assert told[figure] > 0, figure
+    assert "not measurements" in done.stderr
