@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the configuration holds settings of the learner (extra train)")
 
+from divopd.composers import TopB
 from divopd.config import Config, load_config
 from divopd.errors import InputError
 from divopd.methods import METHODS
@@ -129,9 +130,9 @@ def test_parts_are_what_the_pipeline_takes() -> None:
     """The learner's part is an Optimization, and the composer carries method, seed and the number of updates."""
     config = Config.model_validate({"seed": 3, "method": "top-b", "learner": {"updates": 11}})
     assert isinstance(config.learner, Optimization)
-    settings = config.make_composer().settings
-    assert (settings.method, settings.seed, settings.total_updates) == ("top-b", 3, 11)
-    assert isinstance(config.make_composer(), METHODS["top-b"])
+    composer = METHODS[config.method].make_composer(config.composer)
+    assert type(composer) is TopB
+    assert (composer.settings.method, composer.settings.seed, composer.settings.total_updates) == ("top-b", 3, 11)
 
 
 # ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -296,7 +296,7 @@ def test_fewer_tasks_than_asked_for_are_all_evaluated(
     assert main([*room(model), "--out", str(tmp_path / "run")]) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if said in line] != []
     with Store.open_read_only(tmp_path / "run") as store:
-        assert [figures["tasks"] for figures in store.figures("evaluation").values()] == [30, 30]
+        assert [record.tasks for record in store.evaluations().values()] == [30, 30]
     assert main([*room(model, "evaluation.tasks=30"), "--dry-run"]) == 0
     assert "evaluation.tasks" not in capsys.readouterr().out
 
