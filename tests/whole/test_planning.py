@@ -20,7 +20,7 @@ from divopd.plan.dry_run import Plan, make_plan
 from divopd.plan.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.store import Store
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = TinySize(hidden=16, layers=2, heads=2, key_value_heads=1, feed_forward=32, context=2048)
 WORDS = ["go to fridge 1 You see nothing open close take from the a look examine desk"] * 2
 

@@ -12,7 +12,7 @@ from divopd.errors import InputError
 from divopd.methods import METHODS
 from divopd.models.optimization import Optimization
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = ("alfworld-1.7b", "alfworld-4b", "webshop-3b", "webshop-7b", "scienceworld-1.5b", "scienceworld-3b")
 COMPARED = ("vanilla", "tcod-f2b", "turnopd", "divopd-focus", "divopd-base", "divopd", "divopd-r", "divopd-adaptive")
 
