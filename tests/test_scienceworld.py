@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from divopd.environments.scienceworld import NOT_UNDERSTOOD, ScienceWorld, _warm
-from divopd.environments.scienceworld_gold import GoldExpert, PathAction, shorten
-from divopd.environments.scienceworld_jvm import JAVA_OPTIONS, Simulator, find_java
-from divopd.environments.scienceworld_split import HELD_OUT_TYPES, TRAINING_TYPES, VARIATIONS, parse_task, tasks
+from divopd.environments.scienceworld.environment import NOT_UNDERSTOOD, ScienceWorld, _warm
+from divopd.environments.scienceworld.gold import GoldExpert, PathAction, shorten
+from divopd.environments.scienceworld.jvm import JAVA_OPTIONS, Simulator, find_java
+from divopd.environments.scienceworld.split import HELD_OUT_TYPES, TRAINING_TYPES, VARIATIONS, parse_task, tasks
 from divopd.errors import EnvironmentFailure, InputError, UnknownNameError
 
 # types whose gold path, with teleports for walks, always fits 30 actions

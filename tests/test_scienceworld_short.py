@@ -4,7 +4,7 @@ import pytest
 
 from divopd.environments import missing_parts
 from divopd.environments.environment import Observation
-from divopd.environments.scienceworld_short import FindExpert, ShortScienceWorld, shorten, tasks, things_in
+from divopd.environments.scienceworld.short import FindExpert, ShortScienceWorld, shorten, tasks, things_in
 
 
 def test_a_look_in_few_words() -> None:

@@ -93,7 +93,7 @@ def check_devices() -> Check:
 
 
 def check_java() -> Check:
-    from divopd.environments.scienceworld_jvm import find_java
+    from divopd.environments.scienceworld.jvm import find_java
 
     try:
         return Check("java", find_java(), "environment scienceworld")

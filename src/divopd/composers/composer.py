@@ -199,6 +199,13 @@ class Composer(ABC):
         """How many fresh turns the composer can take at this update."""
         return self._room((candidate for candidate, _ in self._pending), update=update)
 
+    def take(self, queue: Iterable[Turn], update: int) -> list[Turn]:
+        """The turns to compose from at this update: those of a queue that the pool has room for, in arrival order.
+
+        Stale ones on the way come with them and take no room. The queue is read no further than needed.
+        """
+        return self.read(queue, update=update, pending=(candidate for candidate, _ in self._pending))
+
     def compose(self, fresh: Sequence[Turn], update: int) -> Batch:
         """Add fresh turns, in arrival order, and compose the batch of this update.
 

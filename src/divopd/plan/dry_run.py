@@ -19,7 +19,6 @@ from divopd.bootstrap.embedded import model_folder
 from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
-from divopd.run.loggers import require
 from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
@@ -37,6 +36,7 @@ from divopd.plan.forecast import (
 )
 from divopd.plan.machine import free_disk, free_memory, in_bytes
 from divopd.prompts import Codec
+from divopd.run.loggers import require
 from divopd.teacher import check_lengths, check_vocabularies
 
 

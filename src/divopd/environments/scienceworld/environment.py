@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Literal
 
 from divopd.environments.environment import Observation
-from divopd.environments.scienceworld_jvm import Simulator, find_java
-from divopd.environments.scienceworld_split import parse_task, tasks
+from divopd.environments.scienceworld.jvm import Simulator, find_java
+from divopd.environments.scienceworld.split import parse_task, tasks
 from divopd.errors import EnvironmentFailure
 
 __all__ = ["ScienceWorld", "tasks"]
