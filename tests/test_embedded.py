@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.pipeline.evaluator import Evaluator  # noqa: E402
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the configuration holds settings of the learner (extra train)")
+pytest.importorskip("torch", reason="for want of the extra train")
 
 from divopd.composers import TopB
 from divopd.config import Config, load_config

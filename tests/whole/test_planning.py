@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.cli import main
 from divopd.config import Config, load_config

@@ -17,6 +17,7 @@ from divopd.environments.sources import (
     has_java,
     has_webshop_products,
 )
+from divopd.errors import how_to_install
 
 
 class Source(Protocol):
@@ -59,7 +60,7 @@ ENVIRONMENTS = {
         horizon=30,
         evaluation_tasks=140,
         checks={"official games": has_alfworld_games},
-        install="pip install -e '.[alfworld]' && alfworld-download, then set ALFWORLD_DATA to the folder it made",
+        install=f"{how_to_install('alfworld')}, then alfworld-download, and set ALFWORLD_DATA to the folder it made",
     ),
     "alfworld-small": EnvironmentEntry(
         "ALFWorld games generated in small homes",
@@ -89,7 +90,7 @@ ENVIRONMENTS = {
         side_by_side=8,
         modules=("scienceworld",),
         checks={"java": has_java},
-        install="pip install -e '.[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+        install=f"{how_to_install('scienceworld')}, and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
     ),
     "scienceworld-short": EnvironmentEntry(
         "ScienceWorld's find-* tasks in few words",
@@ -102,7 +103,7 @@ ENVIRONMENTS = {
         recorded=600,
         modules=("scienceworld",),
         checks={"java": has_java},
-        install="pip install -e '.[scienceworld]' and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+        install=f"{how_to_install('scienceworld')}, and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
     ),
     "webshop": EnvironmentEntry(
         "WebShop on its official product files",
@@ -114,7 +115,7 @@ ENVIRONMENTS = {
         evaluation_tasks=128,
         modules=("bm25s", "Stemmer", "rapidfuzz"),
         checks={"official products": has_webshop_products},
-        install="pip install -e '.[webshop]', then set DIVOPD_DATA to a folder with the product files in webshop/",
+        install=f"{how_to_install('webshop')}, then set DIVOPD_DATA to a folder with the product files in webshop/",
     ),
     "webshop-small": EnvironmentEntry(
         "WebShop with a synthetic catalogue and short pages",
@@ -125,7 +126,7 @@ ENVIRONMENTS = {
         horizon=15,
         evaluation_tasks=128,
         modules=("bm25s", "Stemmer", "rapidfuzz"),
-        install="pip install -e '.[webshop]'",
+        install=how_to_install("webshop"),
     ),
     "gym": EnvironmentEntry(
         "any Gymnasium text environment (setting: id)",
@@ -135,7 +136,7 @@ ENVIRONMENTS = {
         horizon=30,
         evaluation_tasks=128,
         modules=("gymnasium",),
-        install="pip install -e '.[gym]'",
+        install=how_to_install("gym"),
     ),
     "openenv": EnvironmentEntry(
         "an OpenEnv server (setting: url)",
@@ -145,6 +146,6 @@ ENVIRONMENTS = {
         horizon=30,
         evaluation_tasks=128,
         modules=("openenv",),
-        install="pip install -e '.[openenv]'",
+        install=how_to_install("openenv"),
     ),
 }

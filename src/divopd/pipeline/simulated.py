@@ -177,7 +177,7 @@ class SimulatedWorld:
 
     def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._acts_behind(state):
-            publish_weights(self.run.acting_weights, state["acting_version"], self.actor.weights())
+            publish_weights(self.run.acting_weights, state["acting_version"], self.actor.weights(), keep=2)
         return state | {"slots": [_slot_to_json(slot) for slot in state["slots"]]}
 
     def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:

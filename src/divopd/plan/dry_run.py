@@ -181,7 +181,8 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
     with plan.noting(f"{role}.model"):
         found = _find_model(part.model, plan)
         size = f"{_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}"
-        plan.say(role, f"{part.model}: {size}{found.absent}")
+        engine = f", {'acting' if role == 'student' else 'scoring'} in vLLM" if part.engine == "vllm" else ""
+        plan.say(role, f"{part.model}: {size}{engine}{found.absent}")
         _check_context(config, found, role)
     return found
 
