@@ -1,6 +1,7 @@
 """Loggers: JSON lines always, and each tracker by its real package, offline, read back with its own reader."""
 
 import json
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_tensorboard(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offline run is in the run's folder, with every figure in its log and nothing in the home."""
-    pytest.importorskip("wandb", reason="for want of the extra wandb")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # to import it makes folders that stay until the end
+    wandb = pytest.importorskip("wandb", reason="for want of the extra wandb")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     tell(tmp_path, "wandb")
@@ -134,6 +136,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         history = _history(tmp_path)
     assert [row["update/rows"] for row in history if "update/rows" in row] == [64.0] * 3
     assert [row["evaluation/version"] for row in history if "evaluation/version" in row] == [2]
+    wandb.teardown()  # its process would live as long as this one
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:
