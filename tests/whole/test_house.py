@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from divopd import METHODS
+
 SOURCE = Path(__file__).parents[2] / "src" / "divopd"
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "matplotlib", "rich", "pydantic", "yaml", "ray", "vllm"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -28,6 +30,20 @@ def test_the_core_is_light() -> None:
 def test_the_training_loop_needs_no_torch() -> None:
     """Nor the seams it is written against; of the heavy packages, its configuration needs two."""
     assert heavy_imports("divopd.pipeline.training", "divopd.pipeline.world", "divopd.learner") == "pydantic yaml"
+
+
+def test_no_name_of_a_method_is_compared() -> None:
+    """What a method does is in its object: code that asks for its name would miss the next method."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        for part in (side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side])
+        if isinstance(part, ast.Constant) and part.value in METHODS
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
