@@ -13,13 +13,13 @@ from dataclasses import replace
 from itertools import count, islice
 
 from divopd import Turn, make_composer
-from divopd.bootstrap.embedded import model_folder
 from divopd.composers import candidate_of
 from divopd.environments import make_environment, tasks
 from divopd.evaluation import Exam
 from divopd.explorer import Acting, Start, play, rows_of
 from divopd.learner.torch_learner import TorchLearner
 from divopd.metrics import batch_figures
+from divopd.models.model_files import model_folder
 from divopd.models.optimization import Optimization
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec, style_for

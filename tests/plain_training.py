@@ -1,4 +1,4 @@
-"""The objective of SPEC §5, written out row by row in plain torch: what any faster way must agree with."""
+"""The objective of specification §5, written out row by row in plain torch: what any faster way must agree with."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def valid_tokens(turn: Turn) -> int:
 
 
 def turn_weights(batch: Sequence[Turn], *, alpha: float) -> list[float]:
-    """TurnOPD's row weights (SPEC §6.5), for a batch of whole rollouts."""
+    """TurnOPD's row weights (specification §6.5), for a batch of whole rollouts."""
     turns, tokens = Counter(turn.rollout for turn in batch), Counter[str]()
     for turn in batch:
         tokens[turn.rollout] += valid_tokens(turn)
@@ -57,6 +57,6 @@ def turn_weights(batch: Sequence[Turn], *, alpha: float) -> list[float]:
 
 
 def rollout_weights(batch: Sequence[Turn]) -> list[float]:
-    """DivOPD-focus: every rollout of the batch has the same total weight, and the mean weight is 1 (SPEC §4.3)."""
+    """DivOPD-focus: every rollout of the batch has the same total weight, mean weight 1 (specification §4.3)."""
     rows = Counter(turn.rollout for turn in batch)
     return [len(batch) / (len(rows) * rows[turn.rollout]) for turn in batch]

@@ -49,7 +49,7 @@ def run_envs(*arguments: str, **environment: str) -> str:
     [("alfworld", 30, "valid_seen", 140), ("scienceworld", 30, "held-out", 256), ("webshop", 15, "test", 128)],
 )
 def test_horizons_and_evaluation_of_the_paper(name: str, horizon: int, split: str, count: int) -> None:
-    """Horizons and evaluation tasks are those of SPEC §6.1 and §8."""
+    """Horizons and evaluation tasks are those of specification §6.1 and §8."""
     entry = ENVIRONMENTS[name]
     assert (entry.horizon, entry.evaluation_split, entry.evaluation_tasks) == (horizon, split, count)
 

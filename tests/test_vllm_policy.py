@@ -16,7 +16,7 @@ import torch
 from divopd.pipeline.exploration import Exploration
 
 from divopd.audits.ledger import audit_ledger
-from divopd.bootstrap.embedded import model_folder
+from divopd.models.model_files import model_folder
 from divopd.config import Config, load_config
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
 from divopd.explorer import rows_of

@@ -25,7 +25,10 @@ def test_another_method_composes_its_own_batches(before: Run, after: Run) -> Non
     assert after.first_batch == [(turn.rollout, turn.turn) for turn in after.rows[:6]]
 
 
-@changing("threads", "2", "learner.updates=1", "composer.batch_size=1", "environment.horizon=1", "evaluation.tasks=1")
+SHORT = ("learner.updates=1", "composer.batch_size=1", "environment.horizon=1", "evaluation.tasks=1")
+
+
+@changing("threads", "2", *SHORT, "explorer.rollouts_in_flight=1")  # threads wait for one another on a busy machine
 def test_models_compute_with_so_many_threads(before: Run, after: Run) -> None:
     """All of them: student, teacher and learner."""
     assert {one.threads for one in before.passes.all} == {1}

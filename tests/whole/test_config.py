@@ -64,7 +64,7 @@ def test_every_method_of_every_setting_has_a_file() -> None:
 def test_settings_are_those_of_the_paper(
     setting: str, cap: int, recovery: tuple[int, int, int], horizon: int, updates: int, growth: int
 ) -> None:
-    """The numbers of SPEC §11, and the shared ones, are what the files say."""
+    """The numbers of specification §11, and the shared ones, are what the files say."""
     config = load_config(CONFIGS / setting / "divopd-r.yaml")
     assert config.composer.cap == cap
     assert tuple(config.recovery.model_dump().values()) == recovery

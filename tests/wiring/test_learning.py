@@ -50,7 +50,7 @@ def follow(
 def test_updates_follow_the_objective_with_the_weights_of_turnopd(wired: WiredRuns, clock: str) -> None:
     """lr, betas, weight decay, β, clipping and row weights as configured: the published weights are the plain ones.
 
-    TurnOPD's α is 0 at the first update and 1 from half of training on (SPEC §6.5).
+    TurnOPD's α is 0 at the first update and 1 from half of training on (specification §6.5).
     """
     recorded = wired.get("adaptive", clock)
     batches = recorded.run.batches()[:3]  # the first three have whole rollouts of two turns

@@ -72,7 +72,7 @@ def test_other_methods_have_no_recovery_and_no_curriculum(wired: WiredRuns, tmp_
 
 @pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
 def test_tcod_allows_a_turn_more_with_every_few_explorer_steps(wired: WiredRuns, clock: str) -> None:
-    """min(1 + n // growth, horizon) turns, where n counts steps of 16 rollouts from 1 (SPEC §6.4)."""
+    """min(1 + n // growth, horizon) turns, where n counts steps of 16 rollouts from 1 (specification §6.4)."""
     recorded = wired.get("growing", clock)
     stored = len(recorded.run.rollouts())
     depths = [len(one.actions) for one in recorded.run.asked("train")]

@@ -143,7 +143,7 @@ class Composer(ABC):
         return self.settings.batch_size * (self.settings.pool_multiplier if self.keeps_pending else 1)
 
     def oldest_version(self, update: int) -> int:
-        """v_min of SPEC §4.1: a turn of an older policy version is stale at this update."""
+        """v_min of specification §4.1: a turn of an older policy version is stale at this update."""
         return max(update - self.settings.max_staleness, 0)
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""The environments by name: where they come from, what they need, and how their tasks are split (SPEC §8).
+"""The environments by name: where they come from, what they need, and how their tasks are split (specification §8).
 
     environment = make_environment("alfworld-small")
     observation = environment.reset(tasks("alfworld-small", "train")[0])

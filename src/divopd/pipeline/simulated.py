@@ -1,4 +1,4 @@
-"""The virtual world: one process, real models, environments and scores, virtual time (SPEC §7).
+"""The virtual world: one process, real models, environments and scores, virtual time (specification §7).
 
 When a rollout becomes visible and how long an update takes follows from the costs in the config, so the same config
 gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from divopd.bootstrap.embedded import model_folder
 from divopd.errors import MissingExtraError, UnknownNameError
+from divopd.models.model_files import model_folder
 
 TOKENIZER = "tokenizer.json"
 
