@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from divopd.store import Store
 from divopd.turns import Turn
-from key_runs import Lab, Run, changing, checks
+from key_runs import Lab, Run, call, changing, checks
 
 # ── composer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,6 +144,16 @@ def test_checkpoints_are_made_every_so_many_updates(before: Run, after: Run) -> 
     """And at the end."""
     kept = [sorted(folder.name for folder in (run.folder / "checkpoints").iterdir()) for run in (before, after)]
     assert kept == [["000001", "000002"], ["000002"]]
+
+
+@changing("learner.keep_tokens", "false", "learner.checkpoint_every=1")
+def test_tokens_that_no_resume_needs_are_forgotten(before: Run, after: Run) -> None:
+    """After the last of three checkpoints those of update 0 and 1 are gone: the batches are the same, no recording."""
+    with Store.open(before.folder) as one, Store.open(after.folder) as other:
+        assert one.batch(2).turns == other.batch(2).turns
+    assert call(["export", str(before.folder), str(before.folder / "turns.jsonl")])[0] == 0
+    code, said = call(["export", str(after.folder), str(after.folder / "turns.jsonl")])
+    assert (code, "its tokens were dropped when update 0 was settled" in said) == (1, True), said
 
 
 # ── costs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
