@@ -21,7 +21,7 @@ BATCHES = [pool(0), pool(1), pool(2)[:4]]  # the last has less work than two ran
 def train(learner: TorchLearner) -> torch.Tensor:
     """Three updates; loss, gradient norm and KL per token of each."""
     done = [learner.update(turns) for turns in BATCHES]
-    return torch.tensor([[f.loss, f.gradient_norm, f.kl_per_token] for f in done], dtype=torch.float64)
+    return torch.tensor([[f.loss, f.gradient_norm, f.learner_kl_per_token] for f in done], dtype=torch.float64)
 
 
 def make_learner(*, tied: bool, activations: Literal["keep", "recompute"] = "keep") -> TorchLearner:
