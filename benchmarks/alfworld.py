@@ -25,7 +25,7 @@ from divopd.environments.alfworld import (
     open_games,
 )
 from divopd.environments.environment import Environment
-from divopd.errors import EnvironmentFailure, InputError
+from divopd.errors import EnvironmentFailure, InputError, how_to_install
 
 
 class Sizes(NamedTuple):
@@ -81,7 +81,7 @@ def measure_package(games: Chosen, *, horizon: int) -> dict[str, float]:
     python = os.environ.get("DIVOPD_ALFWORLD_PYTHON")
     if not python:
         raise InputError(
-            "the alfworld package is not here to compare with; install divopd[alfworld], or set "
+            f"the alfworld package is not here to compare with; run {how_to_install('alfworld')}, or set "
             "DIVOPD_ALFWORLD_PYTHON to a Python that has it"
         )
     source = str(Path(sys.modules["divopd"].__path__[0]).parent)

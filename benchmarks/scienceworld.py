@@ -27,7 +27,7 @@ QUICK = Sizes(TASKS[:1], rounds=1, warm_up_s=0.0)
 def run(sizes: Sizes) -> dict[str, Any]:
     """Plays every task so many rounds in both after the warm-up; the best time of each task counts, for both."""
     from divopd.environments.scienceworld import ScienceWorld
-    from divopd.environments.scienceworld_jvm import JAVA_OPTIONS
+    from divopd.environments.scienceworld.jvm import JAVA_OPTIONS
 
     ours, package = ScienceWorld(), _open_package(JAVA_OPTIONS)
     play: dict[str, Any] = {"ours": partial(_play_ours, ours), "package": partial(_play_package, package)}
@@ -68,7 +68,7 @@ def _warm_up(play: Callable[[str, list[str]], float], paths: dict[str, list[str]
 
 
 def _expert_actions(environment: Any, task: str) -> list[str]:
-    from divopd.environments.scienceworld_gold import GoldExpert
+    from divopd.environments.scienceworld.gold import GoldExpert
 
     expert, observation, actions = GoldExpert(environment), environment.reset(task), []
     expert.reset(observation)

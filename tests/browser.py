@@ -1,11 +1,12 @@
-"""A real headless browser for tests of pages; nothing but this machine can be reached from it."""
+"""A real headless browser for tests of pages; nothing but this machine can be reached from it.
+
+Tests that open one are marked `browser`: conftest.py skips them before anything starts if there is none.
+"""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = (
@@ -34,11 +35,10 @@ VIEWS = {
 @contextmanager
 def opened(address: str, *, expected: str | None = None, **context: Any) -> Iterator[Any]:
     """A page at this address. Afterwards: nothing unexpected is on the console, and no dialog was opened."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra dev)")
-    if CHROMIUM is None:
-        pytest.skip("needs a Chromium on the PATH")
+    from playwright.sync_api import sync_playwright
+
     complaints: list[str] = []
-    with playwright.sync_playwright() as engine:
+    with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         settings = {"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | context
         page = browser.new_context(**settings).new_page()

@@ -1,16 +1,51 @@
 """Settings of the whole suite."""
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from browser import CHROMIUM
+
+pytest_plugins = ["leak_guard", "wants"]
+SLOW_S = 3600  # the time limit of a slow test; that of the others is in pyproject.toml
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a machine that is busy, two threads wait for each other for ever
 
 # the same examples on every machine; no deadline, because test machines are shared
 settings.register_profile("divopd", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("divopd")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whether there is a browser is decided before a fixture starts anything."""
+    if item.get_closest_marker("browser") is None:
+        return
+    if find_spec("playwright") is None:
+        pytest.skip("for want of the extra dev")
+    if CHROMIUM is None:
+        pytest.skip("for want of a browser")
+
+
+def pytest_configure() -> None:
+    from leak_guard import keep
+
+    keep(lambda: [jvm.process.pid for jvm in _warm_jvms()], end=lambda: [jvm.stop() for jvm in _warm_jvms()])
+
+
+def _warm_jvms() -> list[Any]:
+    """ScienceWorld keeps JVMs whose environments are gone: the next environment is faster by that."""
+    module = sys.modules.get("divopd.environments.scienceworld")
+    return [jvm for left in module._left.values() for jvm in left] if module else []
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ TASK = f"=cmd()|{SCRIPT}'\""
 
 def make_evil_run(folder: Path) -> Path:
     """One batch of two rollouts. Observations, task names, responses and the tokenizer's own tokens are hostile."""
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra train")
+    tokenizers = pytest.importorskip("tokenizers", reason="for want of the extra train")
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.BPE({c: n for n, c in enumerate(tokenizers.pre_tokenizers.ByteLevel.alphabet())}, [])
     )

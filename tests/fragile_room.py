@@ -1,4 +1,7 @@
-"""Environments for tests that die: for every other task, always, in training, or by a bug."""
+"""Environments for tests that die: for every other task, always, in training, or by a bug. One hangs instead."""
+
+import time
+from pathlib import Path
 
 from divopd.environments import Observation
 from divopd.errors import EnvironmentFailure
@@ -49,3 +52,12 @@ class BuggyRoom(FragileRoom):
 
     def breaks(self) -> bool:
         return 1 / 0 > 1
+
+
+class StuckRoom(FragileRoom):
+    """Does not come back from its first action; then there is a file `stuck` in the working folder."""
+
+    def step(self, action: str) -> Observation:
+        Path("stuck").touch()
+        time.sleep(3600)
+        return super().step(action)

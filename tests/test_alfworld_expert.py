@@ -53,7 +53,7 @@ def test_expert_solves_official_games(split: str) -> None:
     """At least 95 % of the official games within 30 actions."""
     games = find_official_games()
     if games is None:
-        pytest.skip("no official games: set DIVOPD_DATA or ALFWORLD_DATA")
+        pytest.skip("for want of the official data")
     assert success_rate(games, games.tasks(split)) >= 0.95
 
 

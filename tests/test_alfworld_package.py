@@ -17,7 +17,7 @@ RANDOM_ACTIONS = 32  # with walkthroughs and chores in 274 official games: more 
 
 @pytest.fixture(autouse=True)
 def quick_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("alfworld")
+    pytest.importorskip("alfworld", reason="for want of the extra alfworld")
     alfworld_golden.remember_parses(monkeypatch.setattr)
 
 
@@ -34,7 +34,7 @@ def test_native_engine_equals_package_on_official_games(split: str) -> None:
     """Same texts, same allowed actions, same outcome, on every game of the split: walkthroughs and random actions."""
     games = find_official_games()
     if games is None:
-        pytest.skip("no official games: set DIVOPD_DATA or ALFWORLD_DATA")
+        pytest.skip("for want of the official data")
     assert compare(games, games.tasks(split)) >= 9_000
 
 
@@ -42,7 +42,7 @@ def test_native_engine_equals_package_on_train_games_with_things_that_are_nowher
     """A start state that mentions things without type (halves of an egg) numbers the others as the package does."""
     games = find_official_games()
     if games is None:
-        pytest.skip("no official games: set DIVOPD_DATA or ALFWORLD_DATA")
+        pytest.skip("for want of the official data")
     tasks = [task for task in games.tasks("train") if "eggcracked" in games.game(task).problem.lower()]
     assert compare(games, tasks) > 2 * RANDOM_ACTIONS
 

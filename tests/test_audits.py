@@ -139,7 +139,7 @@ def test_tasks_that_name_no_kind_are_one_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["utilization", "selection", "retention"])
 def test_a_recording_is_audited_from_the_command_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A table, a JSON file of the same figures, and a picture; --json prints the figures."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="for want of the extra plots")
     write_turns(tmp_path / "t.jsonl", synthesize(PRESETS["alfworld"], updates=8, seed=0))
     arguments = ["audit", name, str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "out"), "--batch-size", "16"]
     assert main(arguments) == 0
@@ -163,7 +163,7 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         assert main(["audit", *arguments]) == 2
         assert sentence in capsys.readouterr().err
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="for want of the extra train")
     for name in ("stability", "geometry"):
         assert main(["audit", name, path]) == 2
         assert "no weights of a policy version" in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.fixture(scope="module")
 def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of random models, eight updates with an evaluation every two."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="for want of the extra train")
     from small_runs import config, start
 
     folder = tmp_path_factory.mktemp("audited") / "run"
@@ -183,7 +183,7 @@ def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["utilization", "selection", "retention", "stability", "geometry", "cost", "kinds"])
 def test_a_run_is_audited(name: str, small_run: Path, capsys: pytest.CaptureFixture) -> None:
     """Every audit works on a run and leaves its files in the run's folder."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="for want of the extra plots")
     assert main(["audit", name, str(small_run)]) == 0
     assert "run" in capsys.readouterr().out
     assert (small_run / "audits" / f"{name}.json").is_file()
@@ -236,7 +236,7 @@ def test_the_oracle_projects_furthest(small_run: Path) -> None:
 
 def test_the_expectation_of_base_is_the_mean_of_its_draws() -> None:
     """Over many seeds the mean gradient of divopd-base comes to Σ n_r/B ḡ_r (the paper's coverage identity)."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="for want of the extra train")
     from divopd.audits.geometry import expected_base
     from divopd.composers import candidate_of
     from divopd.methods import make_composer

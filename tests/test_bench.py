@@ -10,7 +10,7 @@ from math import isfinite
 import pytest
 
 from divopd.cli.bench import benchmarks
-from divopd.environments.scienceworld_jvm import find_java
+from divopd.environments.scienceworld.jvm import find_java
 from divopd.errors import InputError
 
 KEYS = ("bench", "ratio", "unit", "ours", "reference", "detail")

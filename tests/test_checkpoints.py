@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors")
+torch = pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("safetensors", reason="for want of the extra train")
 
 from divopd.errors import CheckpointError  # noqa: E402
 from divopd.models.weights import gathered_weights  # noqa: E402

@@ -16,7 +16,7 @@ from divopd.plan.dry_run import make_plan
 from divopd.plan.forecast import memory_by_actor
 from small_runs import config
 
-WITHOUT_RAY = "ray is not installed; install it with: pip install 'divopd[ray]'"
+WITHOUT_RAY = "ray is not installed; run pip install -e '.[ray]' in the clone of divopd"
 
 
 def test_gpus_follow_the_devices(models: Path) -> None:

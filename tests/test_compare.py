@@ -230,7 +230,7 @@ def test_json_has_every_figure(pair: tuple[Path, Path], capsys: pytest.CaptureFi
 
 def test_tables_and_picture(pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Everything the table of the spec has is printed, with the ratio beside the cost; names are no markup."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="for want of the extra plots")
     odd = make_run(tmp_path / "[red]$a_{b}$", method="vanilla", seed=1, rates=[5, 45, 45])
     picture = tmp_path / "curves.png"
     assert call(*pair, odd, "--figure", picture) == 0

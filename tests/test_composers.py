@@ -1,4 +1,4 @@
-"""Composers: the guarantees of SPEC §4.2 as properties, and agreement with a literal transcription of Algorithm 1."""
+"""Composers: the guarantees of specification §4.2 as properties, and agreement with a literal Algorithm 1."""
 
 import json
 import warnings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the configuration holds settings of the learner (extra train)")
+pytest.importorskip("torch", reason="for want of the extra train")
 
 from divopd.config import Config, load_config
 from divopd.errors import InputError
@@ -63,7 +63,7 @@ def test_every_method_of_every_setting_has_a_file() -> None:
 def test_settings_are_those_of_the_paper(
     setting: str, cap: int, recovery: tuple[int, int, int], horizon: int, updates: int, growth: int
 ) -> None:
-    """The numbers of SPEC §11, and the shared ones, are what the files say."""
+    """The numbers of specification §11, and the shared ones, are what the files say."""
     config = load_config(CONFIGS / setting / "divopd-r.yaml")
     assert config.composer.cap == cap
     assert tuple(config.recovery.model_dump().values()) == recovery

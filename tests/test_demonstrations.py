@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_rollouts() -> None:
 
 def test_targets_are_exact_until_what_was_done_differs() -> None:
     """At each target position the sequence so far is a prompt followed by the label's own tokens."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="for want of the extra train")
     from divopd.models.tiny import build_tokenizer
     from divopd.prompts import Codec
 
@@ -121,7 +121,7 @@ def test_an_environment_that_dies_costs_no_demonstration() -> None:
 
 def test_targets_stop_where_the_prompt_no_longer_fits() -> None:
     """Turns whose prompt would be cut are not taught; a style without full history is refused."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="for want of the extra train")
     from divopd.models.tiny import build_tokenizer
     from divopd.prompts import Codec
 

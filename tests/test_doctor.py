@@ -27,7 +27,7 @@ def test_the_core_works_here(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    """For people: a table, a line for each missing part, and whether the core works."""
+    """For people: a table, a line for each way to get what is missing, and whether the core works."""
     assert doctor.run(Namespace(json=False)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("python 3.")
@@ -57,7 +57,7 @@ def test_it_works_without_any_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     parts = {check["part"]: check for check in json.loads(done.stdout)["checks"]}
-    assert "torch cannot be used" in parts["GPU"]["install"]
+    assert "pip install -e '.[train]'" in parts["GPU"]["install"]
 
 
 def test_the_machine_is_measured(tmp_path: Path) -> None:

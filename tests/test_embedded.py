@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.bootstrap.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
 from divopd.config import load_config  # noqa: E402

@@ -49,7 +49,7 @@ def run_envs(*arguments: str, **environment: str) -> str:
     [("alfworld", 30, "valid_seen", 140), ("scienceworld", 30, "held-out", 256), ("webshop", 15, "test", 128)],
 )
 def test_horizons_and_evaluation_of_the_paper(name: str, horizon: int, split: str, count: int) -> None:
-    """Horizons and evaluation tasks are those of SPEC §6.1 and §8."""
+    """Horizons and evaluation tasks are those of specification §6.1 and §8."""
     entry = ENVIRONMENTS[name]
     assert (entry.horizon, entry.evaluation_split, entry.evaluation_tasks) == (horizon, split, count)
 
@@ -61,7 +61,7 @@ def test_horizons_and_evaluation_of_the_paper(name: str, horizon: int, split: st
 def test_every_split_has_its_tasks(name: str) -> None:
     """Each split of an environment that needs no data lists tasks without repeats, enough to evaluate on."""
     if "Stemmer" in missing_parts(name):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     entry = ENVIRONMENTS[name]
     for split in entry.splits:
         listed = tasks(name, split)
@@ -72,7 +72,7 @@ def test_every_split_has_its_tasks(name: str) -> None:
 def test_official_alfworld_games(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the official data, valid_seen is the paper's 140 games, and training games are shuffled, not sorted."""
     if missing_parts("alfworld"):
-        pytest.skip("needs the official games (DIVOPD_DATA or ALFWORLD_DATA)")
+        pytest.skip("for want of the official data")
     train = tasks("alfworld", "train")
     assert len(tasks("alfworld", "valid_seen")) == 140
     assert len(train) == 3553
@@ -94,7 +94,7 @@ def test_same_order_with_any_hash_seed(name: str, split: str) -> None:
 def test_webshop_order_with_any_hash_seed() -> None:
     """The shop's goals too, down to their text."""
     if missing_parts("webshop-small"):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     code = "from divopd.environments import *; e = make_environment('webshop-small'); print([e.reset(t).text for t in "
     code += "tasks('webshop-small', 'test')[:20]])"
     shown = {
@@ -127,7 +127,7 @@ def test_the_kind_of_a_task_is_the_environments_own(tmp_path: Path) -> None:
 def test_the_kind_of_a_shopping_task_is_its_number_of_options() -> None:
     """The goal's text names that many."""
     if missing_parts("webshop-small"):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     environment = make_environment("webshop-small")
     for task in tasks("webshop-small", "test")[:20]:
         number = environment.reset(task).text.count(": ")
@@ -137,7 +137,7 @@ def test_the_kind_of_a_shopping_task_is_its_number_of_options() -> None:
 def test_settings_of_a_shop(tmp_path: Path) -> None:
     """Size and seed of a synthetic catalogue, product files and human goals are settings; wrong ones are told."""
     if missing_parts("webshop-small"):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     few = tasks("webshop-small", "train", products=200, kinds=5)
     assert 0 < len(few) < len(tasks("webshop-small", "train"))
     shop = make_environment("webshop-small", products=200, kinds=5).shop  # pyright: ignore[reportAttributeAccessIssue]
@@ -158,7 +158,7 @@ def test_settings_of_a_shop(tmp_path: Path) -> None:
 def test_official_products_with_human_goals() -> None:
     """With the official files, both kinds of goals are tasks of the same shop."""
     if missing_parts("webshop"):
-        pytest.skip("needs the official products (DIVOPD_DATA)")
+        pytest.skip("for want of the official data")
     human = make_environment("webshop", goals="human").reset(tasks("webshop", "test", goals="human")[0])
     assert human.text != make_environment("webshop").reset("goal-00000").text
 
@@ -198,7 +198,7 @@ def test_unknown_names_are_errors() -> None:
 def test_missing_data_is_an_error_that_says_where_it_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without official data the error names the variable to set and what needs no data."""
     if "Stemmer" in missing_parts(name):
-        pytest.skip("needs the extra webshop")
+        pytest.skip("for want of the extra webshop")
     from divopd.environments import sources
 
     monkeypatch.delenv("DIVOPD_DATA", raising=False)
@@ -214,7 +214,7 @@ def test_missing_data_is_an_error_that_says_where_it_goes(name: str, monkeypatch
 def test_bad_actions_are_invalid(name: str, action: str) -> None:
     """An action of 100 kB, broken Unicode, escapes and chat markers are invalid actions; the rollout goes on."""
     if missing_parts(name):
-        pytest.skip("needs an extra")
+        pytest.skip("for want of the extra webshop")
     environment = make_environment(name)
     environment.reset(tasks(name, "test")[0])
     observation = environment.step(action)
@@ -226,7 +226,7 @@ def test_bad_actions_are_invalid(name: str, action: str) -> None:
 def test_experts_solve_evaluation_tasks(name: str) -> None:
     """The expert of each environment solves the first tasks, acting on what it sees, within the horizon."""
     if missing_parts(name):
-        pytest.skip("needs an extra")
+        pytest.skip("for want of the extra webshop")
     environment = make_environment(name)
     expert = make_expert(name, environment)
     solved = 0
@@ -336,7 +336,7 @@ def test_tasks_that_are_no_strings_are_refused(tmp_path: Path) -> None:
 
 def make_guess(*, reveal: Callable[[int], Any] = lambda n: f"low of {n}") -> Any:
     """A real Gymnasium environment: guess the number that the seed drew, with words for actions."""
-    gymnasium = pytest.importorskip("gymnasium", reason="needs the extra gym")
+    gymnasium = pytest.importorskip("gymnasium", reason="for want of the extra gym")
 
     class Guess(gymnasium.Env):
         observation_space = gymnasium.spaces.Text(100)
@@ -401,7 +401,7 @@ def test_gym_observation_that_is_no_text_needs_a_description() -> None:
 
 def test_gym_by_id() -> None:
     """An id that gymnasium does not know, or none at all, is an InputError."""
-    pytest.importorskip("gymnasium", reason="needs the extra gym")
+    pytest.importorskip("gymnasium", reason="for want of the extra gym")
     with pytest.raises(InputError, match="NoSuchGame"):
         make_environment("gym", id="NoSuchGame-v0")
     with pytest.raises(InputError, match="id is missing"):
@@ -452,7 +452,7 @@ uvicorn.run(create_app(Stairs, Say, Seen, env_name="stairs", max_concurrent_envs
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """A real OpenEnv server on loopback, in a process of its own."""
-    pytest.importorskip("openenv", reason="needs the extra openenv")
+    pytest.importorskip("openenv", reason="for want of the extra openenv")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.cli import evaluate  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402

@@ -16,7 +16,8 @@ def test_the_core_is_light() -> None:
     """Composers, validity, metrics, store, replay and synth import no torch, so that another framework can use them."""
     code = (
         "import sys, divopd, divopd.metrics, divopd.store, divopd.replay, divopd.synth, divopd.audits.ledger\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors', 'matplotlib', 'rich', 'ray', 'vllm'}\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors', 'matplotlib', 'rich', 'pydantic'}\n"
+        "heavy |= {'yaml', 'ray', 'vllm'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

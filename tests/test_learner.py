@@ -192,7 +192,7 @@ def test_bfloat16_products_with_float32_weights() -> None:
 
 def test_lora_trains_the_adapters_only(tmp_path: Path) -> None:
     """The base model's weights stay, the adapters move, and a saved model has them merged while training can go on."""
-    pytest.importorskip("peft", reason="peft is not installed (extra lora)")
+    pytest.importorskip("peft", reason="for want of the extra lora")
     model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4))
     policy = TransformersPolicy(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -29,10 +29,11 @@ def wait_for_updates(folder: Path, updates: int) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[] if name == "divopd-r" else pytest.mark.slow) for name in METHODS]
+)
 def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
-    """Three updates by real processes, the last one evaluated, and an account that adds up."""
+    """Three updates by processes of all roles, the last one evaluated, and an account that adds up."""
     changes = {"learner": {"updates": 3, "max_wait_s": 20}, "recovery": {"patience": 1, "takeover": 2}}
     settings = config(models, clock="live", method=method, **changes)
     train_small(tmp_path / "run", settings)

@@ -1,4 +1,4 @@
-"""The figures of SPEC §9, checked on small cases and against the paper's own tables."""
+"""The figures of specification §9, checked on small cases and against the paper's own tables."""
 
 import json
 from importlib.resources import files

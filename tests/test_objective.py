@@ -1,4 +1,4 @@
-"""The objective, and the identities about batch composition that follow from it (SPEC §5, §10)."""
+"""The objective, and the identities about batch composition that follow from it (specification §5, §10)."""
 
 from itertools import combinations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="needs the extra ray: pip install 'divopd[ray]'")
+pytest.importorskip("ray", reason="for want of the extra ray")
 import ray
 from ray.cluster_utils import Cluster
 from store_processes import make_rollout, make_test_composer
@@ -23,10 +23,12 @@ from divopd.pipeline.begin import begin_run
 from divopd.pipeline.on_ray import ActorWorker, RayRun, StoreActor
 from divopd.pipeline.wishes import Wishes
 from divopd.records import UpdateRecord
+from divopd.run.durable_folder import numbered_folders
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 from doubles.listener import Listener
 from small_runs import config, outcome
+from waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,36 @@ def test_ctrl_c_stops_cleanly_and_a_job_goes_on(cluster: Cluster, models: Path, 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     trained = trained_keys(tmp_path / "run", updates=12)
     assert len(trained) == len(set(trained))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_sigusr1_checkpoints_and_sigterm_stops(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    """SIGUSR1 reaches the learner's actor, and the run goes on; SIGTERM: a checkpoint of the newest update and 143."""
+    del cluster
+    run = tmp_path / "run"
+    settings = config(models, clock="live", cluster="ray", learner={"updates": 1000, "checkpoint_every": 1000})
+    begin_run(settings, run)
+    command = [sys.executable, "-m", "divopd", "train", "--resume", str(run), "--grace", "300"]
+    with (
+        Store.open_read_only(run) as store,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stderr is not None
+            wait_for(lambda: len(store.update_records()) >= 2, while_=process, seconds=900)
+            process.send_signal(signal.SIGUSR1)
+            wait_for(lambda: numbered_folders(run / "checkpoints"), while_=process)
+            [middle] = numbered_folders(run / "checkpoints")
+            wait_for(lambda: len(store.update_records()) >= int(middle.name) + 3, while_=process)
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.read()
+            assert process.wait() == 143, said
+        finally:
+            process.kill()
+        assert "divopd: SIGUSR1: makes a checkpoint and goes on\ndivopd: SIGTERM: " in said
+        assert "without a checkpoint" not in said
+        assert [int(folder.name) for folder in numbered_folders(run / "checkpoints")][-1] == store.updates - 1
 
 
 def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:

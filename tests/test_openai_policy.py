@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.errors import AlignmentError, InputError, TeacherAwayError
 from divopd.models.openai_policy import OpenAIPolicy

@@ -13,8 +13,8 @@ from statistics import fmean
 
 import pytest
 
-pytest.importorskip("pydantic")
-pytest.importorskip("matplotlib")
+pytest.importorskip("pydantic", reason="for want of the extra train")
+pytest.importorskip("matplotlib", reason="for want of the extra plots")
 
 from divopd.cli import main
 from divopd.experiments import execution

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.cli import main
 from divopd.config import Config, load_config
@@ -321,6 +321,17 @@ def test_a_logger_that_is_not_installed_is_refused(
     assert str(MissingExtraError("the logger wandb", "wandb")) in plan
     assert str(MissingExtraError("the logger mlflow", "mlflow")) in plan
     assert str(MissingExtraError("the logger wandb", "wandb")) in run
+
+
+@pytest.mark.parametrize("key", ["student.model", "teacher.model", "teacher.by_task.pick_*"])
+def test_a_model_that_is_not_there_is_refused(
+    model: Path, tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the run's folder is made: the same command works once the model is there."""
+    monkeypatch.chdir(tmp_path)
+    for told in refused(capsys, tmp_path / "run", room(model, f"{key}=Qwen/Qwen3-1.7B")):
+        assert "Qwen/Qwen3-1.7B: no model there" in told
+        assert "hf download Qwen/Qwen3-1.7B" in told
 
 
 @pytest.mark.parametrize("empty", ["train", "test"])

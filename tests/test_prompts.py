@@ -10,7 +10,7 @@ from divopd.environments.environment import Observation
 from divopd.errors import AlignmentError, InputError
 from divopd.prompts import Codec, Conversation, PromptStyle, style_for
 
-transformers = pytest.importorskip("transformers", reason="needs the extra train")
+transformers = pytest.importorskip("transformers", reason="for want of the extra train")
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"

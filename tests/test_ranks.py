@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,46 @@ from divopd.pipeline.processes import LiveRun
 from divopd.pipeline.wishes import Wishes
 from divopd.records import UpdateRecord
 from divopd.run.checkpoints import load_weights
+from divopd.run.durable_folder import numbered_folders
 from divopd.store import Store
 from doubles.listener import Listener
 from small_runs import config, outcome
+from waiting import wait_for
+
+
+def checkpoints(run: Path) -> list[int]:
+    return [int(folder.name) for folder in numbered_folders(run / "checkpoints")]
+
+
+def test_two_ranks_train_and_heed_signals(models: Path, tmp_path: Path) -> None:
+    """`divopd train` on the live clock: SIGUSR1 makes a checkpoint of both ranks and the run goes on; SIGTERM says so,
+    saves the newest update, leaves no process and exits with 143."""
+    learner = {"updates": 1000, "checkpoint_every": 1000, "max_wait_s": 5, "ranks": 2, "max_tokens": 400}
+    run = tmp_path / "run"
+    begin_run(config(models, clock="live", learner=learner, evaluation={"every": 1000, "tasks": 1}), run)
+    command = [sys.executable, "-m", "divopd", "train", "--resume", str(run), "--grace", "200"]
+    with (
+        Store.open_read_only(run) as store,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stderr is not None
+            wait_for(lambda: len(store.update_records()) >= 1, while_=process)
+            process.send_signal(signal.SIGUSR1)
+            wait_for(lambda: checkpoints(run), while_=process)
+            [middle] = checkpoints(run)
+            wait_for(lambda: len(store.update_records()) >= middle + 3, while_=process)
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.read().splitlines()
+            assert process.wait() == 143
+        finally:
+            process.kill()
+        assert [line.split()[1] for line in said] == ["SIGUSR1:", "SIGTERM:"]
+        assert subprocess.run(["pgrep", "-f", str(run)], stdout=subprocess.DEVNULL, check=False).returncode == 1
+        assert checkpoints(run) == [middle, store.updates - 1]
+        assert set(store.update_records()) == set(range(store.updates))
+        audit_ledger(store)
+    assert not (run / "checkpoint-wanted").exists()
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from divopd.environments.scienceworld import NOT_UNDERSTOOD, ScienceWorld, _warm
-from divopd.environments.scienceworld_gold import GoldExpert, PathAction, shorten
-from divopd.environments.scienceworld_jvm import JAVA_OPTIONS, Simulator, find_java
-from divopd.environments.scienceworld_split import HELD_OUT_TYPES, TRAINING_TYPES, VARIATIONS, parse_task, tasks
+from divopd.environments.scienceworld.environment import NOT_UNDERSTOOD, ScienceWorld, _warm
+from divopd.environments.scienceworld.gold import GoldExpert, PathAction, shorten
+from divopd.environments.scienceworld.jvm import JAVA_OPTIONS, Simulator, find_java
+from divopd.environments.scienceworld.split import HELD_OUT_TYPES, TRAINING_TYPES, VARIATIONS, parse_task, tasks
 from divopd.errors import EnvironmentFailure, InputError, UnknownNameError
+from leak_guard import kept
 
 # types whose gold path, with teleports for walks, always fits 30 actions
 SOLVABLE = (
@@ -116,18 +117,19 @@ def test_shortened_path_teleports_and_looks() -> None:
 
 
 def make_environment(**settings) -> ScienceWorld:
-    pytest.importorskip("scienceworld", reason="needs the extra scienceworld")
+    pytest.importorskip("scienceworld", reason="for want of the extra scienceworld")
     try:
         find_java()
     except InputError:
-        pytest.skip("needs java")
+        pytest.skip("for want of Java")
     return ScienceWorld(**settings)
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[ScienceWorld]:
     made = make_environment()
-    yield made
+    with kept(lambda: [made._simulator.process.pid] if made._simulator else []):  # from its first reset on
+        yield made
     made.close()
 
 

@@ -1,10 +1,12 @@
 """ScienceWorld's find-* tasks in few words: short texts, and an expert that acts on what it has seen."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from divopd.environments import missing_parts
 from divopd.environments.environment import Observation
-from divopd.environments.scienceworld_short import FindExpert, ShortScienceWorld, shorten, tasks, things_in
+from divopd.environments.scienceworld.short import FindExpert, ShortScienceWorld, shorten, tasks, things_in
 
 
 def test_a_look_in_few_words() -> None:
@@ -52,7 +54,8 @@ def test_the_find_expert_acts_on_what_was_seen() -> None:
     assert expert.act(Observation("You teleport to the kitchen.")) == "teleport to outside"
 
 
-@pytest.mark.skipif(bool(missing_parts("scienceworld-short")), reason="needs java and the extra scienceworld")
+@pytest.mark.skipif(bool(missing_parts("scienceworld-short")), reason="for want of Java")
+@pytest.mark.skipif(find_spec("scienceworld") is None, reason="for want of the extra scienceworld")
 def test_the_find_expert_succeeds() -> None:
     """It solves tasks of all four types in at most eight turns; listed actions are understood."""
     environment, expert = ShortScienceWorld(), FindExpert()

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from coin_hunt import CoinHunt, Guide  # noqa: E402
 from divopd.bootstrap.demonstrations import Slips, demonstrate, encode  # noqa: E402

@@ -6,8 +6,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.audits.sketch import KroneckerSketch, _projection  # noqa: E402
 from divopd.learner.torch_learner import TorchLearner  # noqa: E402

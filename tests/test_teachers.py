@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.config import Config
 from divopd.errors import AlignmentError, DivopdError, EnvironmentFailure

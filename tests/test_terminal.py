@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("pydantic")
+pytest.importorskip("torch", reason="for want of the extra train")
+pytest.importorskip("pydantic", reason="for want of the extra train")
 from rich.console import Console
 
 from divopd.config import Config

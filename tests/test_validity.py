@@ -1,4 +1,4 @@
-"""The gate of SPEC §2 and the disagreement of §3."""
+"""The gate of specification §2 and the disagreement of §3."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_each_reason(reason: str) -> None:
 
 @pytest.mark.parametrize(("first", "second"), list(pairwise(REASONS)))
 def test_the_first_reason_in_order_counts(first: str, second: str) -> None:
-    """A turn that is invalid for two reasons carries the one that SPEC names first."""
+    """A turn that is invalid for two reasons carries the one that the specification names first."""
     if (first, second) == ("misaligned", "no_valid_token"):
         changes = {"action_mask": [1, 0, 0], "teacher_mask": [0, 1]}
     elif (first, second) == ("no_action_mask", "misaligned"):

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="for want of the extra train")
 import torch
 
 from divopd.audits.ledger import audit_ledger
-from divopd.bootstrap.embedded import model_folder
 from divopd.config import Config, load_config
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError, TeacherAwayError
 from divopd.explorer import rows_of
 from divopd.learner.torch_learner import TorchLearner
+from divopd.models.model_files import model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
@@ -42,7 +42,7 @@ PROMPTS = [PROMPT[n : n + 250] for n in range(12)]  # more tokens than vLLM read
 
 def slow(test):  # type: ignore[no-untyped-def]
     """Warnings of vLLM and of what it imports are not ours."""
-    missing = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make test-slow has it)")
+    missing = pytest.mark.skipif(find_spec("vllm") is None, reason="for want of vLLM")
     return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(missing(test)))
 
 
@@ -96,7 +96,7 @@ def disturb(policy: TransformersPolicy) -> None:
 def test_without_the_package_the_error_names_the_extra() -> None:
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    with pytest.raises(MissingExtraError, match=r"vllm is not installed; .*divopd\[vllm\]"):
+    with pytest.raises(MissingExtraError, match=r"vllm is not installed; .*\.\[vllm\]"):
         VllmPolicy(model_folder("embedded:student"), dtype="float32", context=64, sequences=1)
 
 

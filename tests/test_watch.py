@@ -266,9 +266,8 @@ def test_a_run_is_seen_going_on(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-def test_a_server_that_is_gone_is_told(folder: Path) -> None:
+def test_a_server_that_is_gone_is_told(client: Client) -> None:
     """What was shown stays, with a line that says so, until the server answers again."""
-    client = Client(folder)
     with opened(client.address, expected="ERR_CONNECTION_REFUSED") as page:
         client.close()
         page.wait_for_selector(".banner:not([hidden])")

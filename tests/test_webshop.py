@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bm25s", reason="needs the extra webshop")
-pytest.importorskip("Stemmer", reason="needs the extra webshop")
-pytest.importorskip("rapidfuzz", reason="needs the extra webshop")
+pytest.importorskip("bm25s", reason="for want of the extra webshop")
+pytest.importorskip("Stemmer", reason="for want of the extra webshop")
+pytest.importorskip("rapidfuzz", reason="for want of the extra webshop")
 
 from divopd.environments.webshop import (
     EVALUATION_TASKS,
@@ -33,7 +33,7 @@ from divopd.errors import EnvironmentFailure, InputError
 
 DATA = Path(os.environ.get("DIVOPD_DATA", "")) / "webshop"
 needs_data = pytest.mark.skipif(
-    "DIVOPD_DATA" not in os.environ or not DATA.is_dir(), reason="DIVOPD_DATA has no webshop folder"
+    "DIVOPD_DATA" not in os.environ or not DATA.is_dir(), reason="for want of the official data"
 )
 
 SHOES = Product(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bm25s", reason="needs the extra webshop")
-pytest.importorskip("Stemmer", reason="needs the extra webshop")
-pytest.importorskip("rapidfuzz", reason="needs the extra webshop")
+pytest.importorskip("bm25s", reason="for want of the extra webshop")
+pytest.importorskip("Stemmer", reason="for want of the extra webshop")
+pytest.importorskip("rapidfuzz", reason="for want of the extra webshop")
 
 from divopd.environments.environment import Observation
 from divopd.environments.webshop import FULL, HORIZON, SHORT, Expert, Layout, Shop, WebShop, open_shop
@@ -17,7 +17,7 @@ from divopd.environments.webshop.wish import read_wish
 
 DATA = Path(os.environ.get("DIVOPD_DATA", "")) / "webshop"
 needs_data = pytest.mark.skipif(
-    "DIVOPD_DATA" not in os.environ or not DATA.is_dir(), reason="DIVOPD_DATA has no webshop folder"
+    "DIVOPD_DATA" not in os.environ or not DATA.is_dir(), reason="for want of the official data"
 )
 
 

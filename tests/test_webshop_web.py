@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("bm25s", reason="needs the extra webshop")
-pytest.importorskip("Stemmer", reason="needs the extra webshop")
-pytest.importorskip("rapidfuzz", reason="needs the extra webshop")
+pytest.importorskip("bm25s", reason="for want of the extra webshop")
+pytest.importorskip("Stemmer", reason="for want of the extra webshop")
+pytest.importorskip("rapidfuzz", reason="for want of the extra webshop")
 
 from divopd.environments.webshop import FULL, HORIZON, make_catalogue, stock_shop
 from divopd.environments.webshop.web import Visit, make_server

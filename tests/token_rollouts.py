@@ -117,7 +117,7 @@ def plain_logprobs(model: Any, turn: Turn) -> torch.Tensor:
 
 
 def plain_row_loss(model: Any, turn: Turn) -> torch.Tensor:
-    """ℓ_t of SPEC §5, or 0 for a dead row."""
+    """ℓ_t of specification §5, or 0 for a dead row."""
     valid = torch.tensor(turn.action_mask) * torch.tensor(turn.teacher_mask or turn.action_mask)
     if turn.prompt_truncated or not valid.any():
         return torch.zeros(())

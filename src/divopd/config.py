@@ -4,7 +4,8 @@
 
 A YAML file may extend another one (`extends: ../common.yaml`, relative to itself): mappings are merged key by key, all
 other values are replaced. What no file says has the paper's value. What depends on the environment (its horizon, its
-evaluation, the look of its prompts) is filled in, so that the resolved configuration stored with a run says all of it.
+evaluation, the look of its prompts) or on the student (the form of answers that it was taught) is filled in, so that
+the resolved configuration stored with a run says all of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,10 @@ from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
 from divopd.methods import METHODS
-from divopd.models.engine import EngineName
+from divopd.models.engine import ENGINES, EngineName
+from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
+from divopd.models.taught import Taught, read_taught
 from divopd.prompts import PromptStyle, style_for
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -129,7 +132,7 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (SPEC §7); null: they never do."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -140,7 +143,7 @@ class ExplorerPart(Part):
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (SPEC §6.3), in turns and updates; used by divopd-r only."""
+    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only."""
 
     patience: PositiveInt = 4
     takeover: PositiveInt = 6
@@ -148,7 +151,7 @@ class RecoveryPart(Part):
 
 
 class CurriculumPart(Part):
-    """TCOD-F2B allows one turn more every `growth` explorer steps (η of SPEC §6.4)."""
+    """TCOD-F2B allows one turn more every `growth` explorer steps (η of specification §6.4)."""
 
     growth: PositiveInt = 6
 
@@ -163,7 +166,7 @@ class EvaluationPart(Part):
 
 
 class Costs(Part):
-    """Seconds on the virtual clock (SPEC §7).
+    """Seconds on the virtual clock (specification §7).
 
     A rollout takes `rollout_s`, then for each turn `environment_step_s`, the new prompt tokens it reads and the tokens
     it generates; then the teacher scores its tokens. An update takes `update_s` and the tokens of its rows.
@@ -254,18 +257,22 @@ class Config(Part):
     @model_validator(mode="after")
     def _engines(self) -> "Config":
         for name, part in (("student", self.student), ("teacher", self.teacher)):
-            if part.engine == "vllm" and self.clock == "simulated":
+            foreign = not ENGINES[part.engine].local
+            if foreign and self.clock == "simulated":
                 raise ValueError(
-                    f"{name}.engine is vllm; expected transformers, which alone gives the same batches to "
+                    f"{name}.engine is {part.engine}; expected transformers, which alone gives the same batches to "
                     "the bit on the simulated clock: set clock: live"
                 )
-            if part.engine == "vllm" and ":" in part.device:
+            if foreign and ":" in part.device:
+                title = ENGINES[part.engine].title
                 raise ValueError(
-                    f"{name}.device is {part.device}; expected cuda, with CUDA_VISIBLE_DEVICES for vLLM to "
+                    f"{name}.device is {part.device}; expected cuda, with CUDA_VISIBLE_DEVICES for {title} to "
                     "choose the GPU"
                 )
-        if self.student.engine == "vllm" and self.student.lora is not None:
-            raise ValueError("student.engine is vllm; expected transformers with adapters (student.lora)")
+        if not ENGINES[self.student.engine].local and self.student.lora is not None:
+            raise ValueError(
+                f"student.engine is {self.student.engine}; expected transformers with adapters (student.lora)"
+            )
         return self
 
     @model_validator(mode="after")
@@ -328,6 +335,9 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(environment, table)
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
+    taught = _taught_student(data.get("student", {}), str(name))
+    if taught is not None:
+        _fill(prompts, {"answer": taught.answer, "actions": taught.actions})
     _fill(prompts, asdict(style_for(str(name), answer="terse" if prompts.get("answer") == "terse" else "think")))
     composer = _section(data, "composer")
     for shared, place in {"method": "method", "seed": "seed", "total_updates": "learner.updates"}.items():
@@ -337,6 +347,20 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
     updates = learner.get("updates", LearnerPart.updates) if isinstance(learner, Mapping) else LearnerPart.updates
     composer |= {"method": data.get("method", "divopd"), "seed": data.get("seed", 0), "total_updates": updates}
     return data
+
+
+def _taught_student(student: object, environment: str) -> Taught | None:
+    """What the student was taught. The default one counts only where it was taught: elsewhere it is a stand-in."""
+    named = student.get("model") if isinstance(student, Mapping) else None
+    try:
+        folder = model_folder(str(named or StudentPart().model))
+    except InputError:
+        return None
+    try:
+        taught = read_taught(folder)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return taught if named or (taught and taught.environment == environment) else None
 
 
 def _section(data: dict[Any, Any], name: str) -> dict[Any, Any]:

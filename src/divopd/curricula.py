@@ -1,4 +1,4 @@
-"""How deep a training rollout may go: to the horizon, growing (TCOD-F2B, SPEC §6.4) or adapted (TurnOPD, §6.5).
+"""How deep a training rollout may go: to the horizon, growing (TCOD-F2B) or adapted (TurnOPD); specification §6.4-6.5.
 
 What a curriculum knows is the fold over the rollouts that have arrived in the queue, in order. It is never saved: a
 process that starts, or starts again, reads the arrivals from the store.

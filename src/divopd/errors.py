@@ -44,11 +44,16 @@ class UnknownNameError(InputError):
         super().__init__(f"unknown {kind} {got!r}; {hint}")
 
 
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra. divopd is on no registry: it is installed from a clone."""
+    return f"pip install -e '.[{extra}]' in the clone of divopd"
+
+
 class MissingExtraError(InputError):
     """An optional part is not installed; the message names the extra that brings it."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed; install it with: pip install 'divopd[{extra}]'")
+        super().__init__(f"{what} is not installed; run {how_to_install(extra)}")
 
 
 class StoreError(DivopdError):

@@ -1,4 +1,4 @@
-"""How often a policy succeeds: student only, temperature 0.4, the same tasks and draws every time (SPEC §8)."""
+"""How often a policy succeeds: student only, the same tasks and draws every time (specification §8)."""
 
 from collections import Counter
 from collections.abc import Callable

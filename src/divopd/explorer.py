@@ -1,4 +1,4 @@
-"""Rollouts: a policy acts in environments, many at once, one turn of each per call of the policy (SPEC §6.1).
+"""Rollouts: a policy acts in environments, many at once, one turn of each per call of the policy (specification §6.1).
 
 A policy that keeps its cache between calls reads only what is new. A response depends on its prompt and on (seed,
 rollout number, turn), never on what runs beside it, to rounding.

@@ -1,4 +1,4 @@
-"""The figures of SPEC §9: of a batch, of a run, of a whole recording's use."""
+"""The figures of specification §9: of a batch, of a run, of a whole recording's use."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Recovery (the paper's +R): the teacher acts for a few turns when the student is stuck (SPEC §6.3)."""
+"""Recovery (the paper's +R): the teacher acts for a few turns when the student is stuck (specification §6.3)."""
 
 from dataclasses import dataclass
 from typing import Literal

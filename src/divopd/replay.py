@@ -77,7 +77,7 @@ def replay(recording: Recording, composer: Composer, *, updates: int | None = No
 
 
 def bound(recording: Recording, *, batch_size: int, max_staleness: int, updates: int) -> int:
-    """How many valid rollouts any composer could have given a slot (SPEC §4.4)."""
+    """How many valid rollouts any composer could have given a slot (specification §4.4)."""
     windows: dict[str, tuple[int, int]] = {}
     for candidate, available_at, _ in recording.turns:
         if candidate.reason is None:

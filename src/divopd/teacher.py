@@ -1,4 +1,4 @@
-"""The frozen teacher: it scores the student's own tokens, a rollout in one pass (SPEC §6.2), and the preflight."""
+"""The frozen teacher: it scores the student's tokens, a rollout in one pass (specification §6.2); the preflight."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

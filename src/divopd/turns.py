@@ -20,7 +20,7 @@ ROLLOUT_ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9._/-]{1,128}", re.DOTALL)
 
 @dataclass(frozen=True)
 class Turn:
-    """One student response inside a rollout: a row of training data (SPEC §2).
+    """One student response inside a rollout: a row of training data (specification §2).
 
     The four lists that follow `response_ids` have one entry per response token; `teacher_mask` None means that
     every token has a usable teacher score. `reward`, `success` and `rollout_turns` tell how the whole rollout

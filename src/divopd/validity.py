@@ -24,7 +24,7 @@ MAX_LOGPROB = 1e-4  # above it a "log probability" is no rounding of 0 but an er
 
 
 def why_invalid(turn: Turn) -> Reason | None:
-    """The first reason, in the order of SPEC §2, why the loss cannot use this turn; None if it can."""
+    """The first reason, in the order of specification §2, why the loss cannot use this turn; None if it can."""
     if turn.prompt_truncated:
         return "prompt_truncated"
     size = len(turn.response_ids)
@@ -50,7 +50,7 @@ def why_invalid(turn: Turn) -> Reason | None:
 
 
 def valid_mask(turn: Turn) -> Sequence[int]:
-    """1 where a response token counts in the loss (the set V of SPEC §2): chosen by the student, scored by the teacher.
+    """1 where a token counts in the loss (V of specification §2): chosen by the student, scored by the teacher.
 
     Only for turns whose lists are aligned.
     """
@@ -61,7 +61,7 @@ def valid_mask(turn: Turn) -> Sequence[int]:
 
 
 def disagreement(turn: Turn) -> float:
-    """Summed student-minus-teacher log probability over the valid tokens (SPEC §3), from the cached values.
+    """Summed student-minus-teacher log probability over the valid tokens (specification §3), from the cached values.
 
     The sum, not the mean: long turns rank higher on purpose (eq. 3). Only for valid turns.
     """

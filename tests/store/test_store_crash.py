@@ -220,7 +220,7 @@ def ask_to_settle(process: subprocess.Popen[bytes], run: Path, *, wait_for: str)
 
 # ── every system call ─────────────────────────────────────────────────────────────────────────────────────────────
 
-needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="for want of strace")
 CALLS = "pwrite64,fdatasync,fsync,ftruncate,unlink,unlinkat,link,linkat,rename,renameat"
 
 

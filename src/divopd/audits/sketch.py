@@ -1,4 +1,4 @@
-"""A Kronecker sketch of per-turn gradients: inner products without bias, in a fraction of the memory (SPEC §10).
+"""A Kronecker sketch of per-turn gradients: unbiased inner products in a fraction of the memory (specification §10).
 
 The gradient of a linear layer is a sum over tokens of δ xᵀ, with its input x and the gradient δ of its output. Random
 P and Q with E[PᵀP] = E[QᵀQ] = I make (P δ)(Q x)ᵀ a matrix of size × size whose inner products are, on average, those

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from divopd.errors import UnknownNameError
+from divopd.models.model_files import PREFIX, SHIPPED
 
 if TYPE_CHECKING:
+    from divopd.bootstrap.sft import Lessons
     from divopd.models.transformers_policy import TransformersPolicy
 
-DEFAULT_ENVIRONMENT = "alfworld-small"
-PREFIX = "embedded:"
-SHIPPED = Path(__file__).parents[1] / "models" / "embedded"
+__all__ = ["PREFIX", "RECIPES", "SHIPPED", "Recipe", "build"]
 
 
 @dataclass(frozen=True)
@@ -49,37 +48,26 @@ RECIPES = {
 }
 
 
-def model_folder(model: str) -> Path:
-    """Where a model lies: `embedded:NAME` in the package; any other name is a folder's."""
-    if not model.startswith(PREFIX):
-        return Path(model)
-    name = model.removeprefix(PREFIX)
-    full = name if "/" in name else f"{DEFAULT_ENVIRONMENT}/{name}"
-    if full not in RECIPES:
-        raise UnknownNameError("embedded model", name, ["teacher", "student", *RECIPES])
-    return SHIPPED / full
-
-
 def build(name: str, folder: Path) -> float:
     """Train an embedded model by its recipe and save it whole or not at all; returns its success rate in percent."""
     import torch
 
-    from divopd.models.tiny import save_model
+    from divopd.bootstrap.sft import save_taught_model
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # another number would round differently
     try:
-        policy, percent = _train(name)
+        policy, lessons, percent = _train(name)
     finally:
         torch.set_num_threads(threads)
     partial = folder.with_name(f".{folder.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    save_model(partial, policy.model, policy.tokenizer)
+    save_taught_model(partial, policy, lessons)
     partial.replace(folder)
     return percent
 
 
-def _train(name: str) -> "tuple[TransformersPolicy, float]":
+def _train(name: str) -> "tuple[TransformersPolicy, Lessons, float]":
     from divopd.bootstrap.demonstrations import Slips
     from divopd.bootstrap.sft import Evaluations, Lessons, SftSettings, new_policy, teach
     from divopd.evaluation import Evaluation
@@ -103,7 +91,7 @@ def _train(name: str) -> "tuple[TransformersPolicy, float]":
             settings = SftSettings(updates=recipe.weak_updates, rollouts=8, learning_rate=3e-4)
             evaluations = Evaluations(every=10)
             last = teach(policy, weak, settings, evaluations=evaluations, wanted=lambda p: p <= limit, report=report)
-    return policy, last.percent
+    return policy, lessons, last.percent
 
 
 class _progress:

@@ -7,6 +7,7 @@ capable model (labels of a policy that slips). demonstrations.py says how the ro
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -101,6 +102,15 @@ def new_policy(lessons: Lessons, *, seed: int, size: "TinySize | None" = None) -
     tokenizer = build_tokenizer(texts(islice(played, ROLLOUTS_FOR_WORDS), lessons.style))
     # micro-batches that fit into a core's cache are the fastest for a model this small
     return TransformersPolicy(build_model(tokenizer, seed=seed, size=size), tokenizer, max_tokens=2048)
+
+
+def save_taught_model(folder: Path, policy: "TransformersPolicy", lessons: Lessons) -> None:
+    """Save a model in the ordinary format, and beside it the form in which it was taught."""
+    from divopd.models.taught import Taught, write_taught
+    from divopd.models.tiny import save_model
+
+    save_model(folder, policy.model, policy.tokenizer)
+    write_taught(folder, Taught(lessons.environment, lessons.style.answer, lessons.style.actions))
 
 
 def teach(

@@ -12,6 +12,7 @@ from importlib import import_module
 from types import ModuleType
 
 from divopd.errors import DivopdError, UnknownNameError
+from divopd.extras import as_missing_extra
 
 COMMANDS = {
     "demo": "see the allocation problem, and what the composers do about it",
@@ -55,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return module.run(_parser(name, module).parse_args(rest))
     except DivopdError as error:
         print(f"divopd: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (missing := as_missing_extra(error)) is None:
+            raise
+        print(f"divopd: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("divopd: stopped", file=sys.stderr)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from divopd.errors import InputError
+from divopd.extras import require
 
 if TYPE_CHECKING:
     from divopd.experiments.demo import Finding, Progress
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require("train", "plots")  # not after minutes of training
     from divopd.config import load_config
     from divopd.config_files import shipped_configs
     from divopd.experiments.demo import METHODS, QUICK, findings, train_side_by_side

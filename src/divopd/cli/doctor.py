@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from divopd.errors import DivopdError, InputError
+from divopd.errors import DivopdError, InputError, MissingExtraError, how_to_install
 
 HELP = "Say what is installed, what is missing and how to get it. Exit code 0 when the core works."
 EXAMPLE = "divopd doctor"
@@ -76,7 +76,7 @@ def check_packages() -> list[Check]:
         if extra == "dev":
             continue
         found = _version(match["name"])
-        install = f"pip install 'divopd[{extra}]'" if extra else "pip install --force-reinstall divopd"
+        install = how_to_install(extra) if extra else "pip install --force-reinstall . in the clone of divopd"
         checks.append(Check(match["name"], found, f"extra {extra}" if extra else "core", "" if found else install))
     return checks
 
@@ -87,13 +87,15 @@ def check_devices() -> Check:
         import torch
 
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    except ModuleNotFoundError:
+        return Check("GPU", None, "larger models", str(MissingExtraError("torch", "train")))
     except (ImportError, OSError, RuntimeError) as error:
         return Check("GPU", None, "larger models", f"torch cannot be used: {str(error).splitlines()[0]}")
     return Check("GPU", ", ".join(names) or None, "larger models", "" if names else "the embedded models need none")
 
 
 def check_java() -> Check:
-    from divopd.environments.scienceworld_jvm import find_java
+    from divopd.environments.scienceworld.jvm import find_java
 
     try:
         return Check("java", find_java(), "environment scienceworld")
@@ -162,7 +164,9 @@ def _print(checks: list[Check], machine: dict[str, str | int | None]) -> None:
         table.add_row(check.part, check.found or "[red]missing[/red]", check.use)
     console = Console(file=sys.stdout)
     console.print(table)
-    for check in (missing := [check for check in checks if check.found is None]):
-        console.print(f"{check.part}: {check.install}", markup=False, highlight=False, soft_wrap=True)
+    missing = [check for check in checks if check.found is None]
+    for install in dict.fromkeys(check.install for check in missing):
+        parts = ", ".join(check.part for check in missing if check.install == install)
+        console.print(f"{parts}: {install}", markup=False, highlight=False, soft_wrap=True)
     verdict = "The core works." if checks[0].found else "The core does not work."
     console.print(f"{verdict} Missing: {len(missing)} of {len(checks)} parts.", highlight=False)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ HELP = "Play the evaluation tasks with a run's weights or with a model, and prin
 EXAMPLE = """divopd evaluate runs/mine --version 50
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml --after embedded:student --after-turns 10
-  divopd evaluate my-model --environment alfworld-small --answer terse --actions unlisted"""
+  divopd evaluate my-model --environment alfworld-small --answer terse --actions unlisted
+  divopd evaluate model-of-divopd-sft"""
 
 TERSE_TOKENS = 32  # enough for a bare action
 
@@ -25,10 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", type=int, metavar="N", help="of a run: this policy version (default: the latest)")
     parser.add_argument("--config", type=Path, help="how a model is evaluated: as this configuration says")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, with --config")
-    parser.add_argument("--environment", metavar="ENV", help="or: on this environment, with its own settings")
-    parser.add_argument("--answer", choices=("think", "terse"), default="think", help="with --environment")
+    as_taught = "(default: as `divopd sft` taught the model"
     parser.add_argument(
-        "--actions", choices=("listed", "unlisted"), help="with --environment: those allowed, in the prompt"
+        "--environment", metavar="ENV", help=f"or: on this environment, with its own settings {as_taught})"
+    )
+    parser.add_argument(
+        "--answer", choices=("think", "terse"), help=f"without --config: the form of answers {as_taught}, else think)"
+    )
+    parser.add_argument(
+        "--actions", choices=("listed", "unlisted"), help=f"without --config: those allowed, in the prompt {as_taught})"
     )
     parser.add_argument("--tasks", type=int, metavar="N", help="only the first so many evaluation tasks")
     parser.add_argument("--after", metavar="MODEL", help="this model acts first, and what is evaluated takes over")
@@ -60,11 +67,15 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from divopd.evaluation import exam_of, open_at_takeover
+    from divopd.plan.dry_run import taught_otherwise
     from divopd.prompts import Codec
     from divopd.records import encode_evaluation
     from divopd.teacher import check_vocabularies
 
     config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
+    playing = {"model": config.student.model} | ({"--after": args.after} if args.after else {})
+    for note in taught_otherwise(config, playing):
+        print(f"divopd: {note}", file=sys.stderr)
     if args.tasks:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
@@ -108,26 +119,28 @@ def _of_run(folder: Path, args: argparse.Namespace) -> tuple["Config", Path]:
 
 
 def _of_model(what: str, args: argparse.Namespace) -> "Config":
-    """A model is evaluated as --config or --environment says, in the place of the student."""
-    from divopd.config import Config, StudentPart, load_config
+    """A model is evaluated as --config or --environment says, in the place of the student, or as it was taught."""
+    from divopd.config import Config, load_config
     from divopd.environments import find_entry
+    from divopd.models.model_files import model_folder
+    from divopd.models.taught import read_taught
 
     if args.version is not None:
         raise InputError(f"--version {args.version} is of a run, but {what} is none (no config.yaml in it)")
     _check_model(what)
-    if args.config:
-        return _in_place(load_config(args.config, args.set), what)
-    if not args.environment:
+    if args.config:  # the model is named before the configuration is completed, so that its own form of answers counts
+        return _in_place(load_config(args.config, [*args.set, f"student.model={json.dumps(what)}"]), what)
+    taught = read_taught(model_folder(what))
+    name = args.environment or (taught and taught.environment)
+    if not name:
         raise InputError(f"{what} is a model: say how to evaluate it with --config CONFIG or --environment ENV")
-    find_entry(args.environment)  # a wrong name is refused with the nearest one
-    explorer = {"max_response_tokens": TERSE_TOKENS} if args.answer == "terse" else {}
-    return Config.model_validate(
-        {
-            "environment": {"name": args.environment},
-            "prompts": {"answer": args.answer, "actions": args.actions},
-            "student": StudentPart(model=what),
-            "explorer": explorer,
-        }
+    find_entry(name)  # a wrong name is refused with the nearest one
+    form = {"answer": args.answer, "actions": args.actions}
+    config = Config.model_validate({"environment": {"name": name}, "prompts": form, "student": {"model": what}})
+    if config.prompts.answer == "think":
+        return config
+    return config.model_copy(
+        update={"explorer": config.explorer.model_copy(update={"max_response_tokens": TERSE_TOKENS})}
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from divopd.errors import InputError, UnknownNameError
+from divopd.extras import require
 
 if TYPE_CHECKING:
     from divopd.experiments.execution import Crew, Job
@@ -96,6 +97,7 @@ def _perform(plan: "Plan", items: Iterable["Item"], *, workers: int) -> dict[str
 
     crew = Crew(workers, log=plan.places.runs / "paper.log")
     if jobs := missing_jobs(wanted_by(plan, items)):
+        require("train", "plots")  # not in every worker, nor after hours
         _watch(crew, jobs)
     return crew.failures
 

@@ -38,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "when it is reached from below, with weak labels from above")  # fmt: skip
     parser.add_argument("--evaluate-every", type=int, default=100, help="updates between evaluations (default 100)")
     parser.add_argument("--tasks", type=int, help="tasks of an evaluation (default: the environment's own number)")
-    parser.add_argument("--answer", choices=("terse", "think"), default="terse", help="form of answers (default terse)")
+    form = "(default: as the model of --from was taught, else"
+    parser.add_argument("--answer", choices=("terse", "think"), help=f"form of answers {form} terse)")
     parser.add_argument(
-        "--actions", choices=("listed", "unlisted"), default="unlisted", help="allowed actions in the prompt"
+        "--actions", choices=("listed", "unlisted"), help=f"allowed actions in the prompt {form} unlisted)"
     )
     parser.add_argument(
         "--threads", type=int, default=1, help="of torch (default 1: the fastest for tiny models, and repeatable)"
@@ -57,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--threads is {args.threads}; expected 1 or more")
     import torch
 
-    from divopd.bootstrap.sft import Evaluations, SftSettings, teach
-    from divopd.models.tiny import save_model
+    from divopd.bootstrap.sft import Evaluations, SftSettings, save_taught_model, teach
 
     torch.set_num_threads(args.threads)
     lessons = _lessons(args)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             wanted=wanted,
             report=progress.report,
         )
-    save_model(args.out, policy.model, policy.tokenizer)
+    save_taught_model(args.out, policy, lessons)
     print(f"{args.out}: success rate {last.percent:.1f} % on {len(last.rollouts)} tasks of {args.environment}")
     return 0 if until is None or wanted(last.percent) else 1
 
@@ -90,11 +90,17 @@ def run(args: argparse.Namespace) -> int:
 def _lessons(args: argparse.Namespace) -> "Lessons":
     from divopd.bootstrap.demonstrations import Slips
     from divopd.bootstrap.sft import Lessons
+    from divopd.models.taught import Taught, differences, read_taught
     from divopd.prompts import style_for
 
     given = {name: getattr(args, name) for name in ("plausible", "random", "repeat")}
     slips = Slips(**{name: share for name, share in given.items() if share is not None})
-    style = style_for(args.environment, answer=args.answer, actions=args.actions)
+    before = read_taught(args.start) if args.start else None
+    usual = before or Taught(args.environment, "terse", "unlisted")
+    taught = Taught(args.environment, args.answer or usual.answer, args.actions or usual.actions)
+    if before and (changed := differences(before, taught)):
+        print(f"divopd: {args.start} was taught {changed}", file=sys.stderr)
+    style = style_for(args.environment, answer=taught.answer, actions=taught.actions)
     return Lessons(args.environment, style, labels=args.labels, slips=slips, seed=args.seed)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from divopd.errors import DivopdError, InputError
+from divopd.extras import require
 
 if TYPE_CHECKING:
     from divopd.config import Config
@@ -45,6 +46,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     if (args.config is None) == (args.resume is None):
         raise InputError("give a CONFIG to start a run, or --resume RUN to go on with one")
+    require("train")  # before a folder is made
     from divopd.config import load_config
 
     if args.resume:
@@ -56,19 +58,18 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(args.config, args.set)
         setting = args.config.resolve().parent.name or args.config.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
-    if args.dry_run:
-        from divopd.plan.dry_run import make_plan
+    from divopd.plan.dry_run import check_start, make_plan
 
+    if args.dry_run:
         plan = make_plan(config, out=folder)
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
-    from divopd.pipeline.begin import begin_run
-    from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
-    from divopd.plan.dry_run import check_start
-
     for note in check_start(config):
         print(f"divopd: {note}", file=sys.stderr)
+    from divopd.pipeline.begin import begin_run
+    from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
+
     if not args.resume:
         begin_run(config, folder)
     with wishes_by_signal(grace_s=args.grace, resume=f"divopd train --resume {shlex.quote(str(folder))}") as wishes:

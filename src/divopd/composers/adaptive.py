@@ -1,4 +1,4 @@
-"""DivOPD-adaptive: allocation that follows queue pressure (SPEC §4.4), and the bound no composer can beat."""
+"""DivOPD-adaptive: allocation that follows queue pressure (specification §4.4), and the bound no composer can beat."""
 
 from collections.abc import Iterable
 from heapq import heappop, heappush

@@ -143,7 +143,7 @@ class Composer(ABC):
         return self.settings.batch_size * (self.settings.pool_multiplier if self.keeps_pending else 1)
 
     def oldest_version(self, update: int) -> int:
-        """v_min of SPEC §4.1: a turn of an older policy version is stale at this update."""
+        """v_min of specification §4.1: a turn of an older policy version is stale at this update."""
         return max(update - self.settings.max_staleness, 0)
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,6 +198,13 @@ class Composer(ABC):
     def room(self, update: int) -> int:
         """How many fresh turns the composer can take at this update."""
         return self._room((candidate for candidate, _ in self._pending), update=update)
+
+    def take(self, queue: Iterable[Turn], update: int) -> list[Turn]:
+        """The turns to compose from at this update: those of a queue that the pool has room for, in arrival order.
+
+        Stale ones on the way come with them and take no room. The queue is read no further than needed.
+        """
+        return self.read(queue, update=update, pending=(candidate for candidate, _ in self._pending))
 
     def compose(self, fresh: Sequence[Turn], update: int) -> Batch:
         """Add fresh turns, in arrival order, and compose the batch of this update.

@@ -1,4 +1,4 @@
-"""DivOPD-focus: the paper's earlier, task-grouped composer, kept as a reference (SPEC §4.3)."""
+"""DivOPD-focus: the paper's earlier, task-grouped composer, kept as a reference (specification §4.3)."""
 
 from random import Random
 

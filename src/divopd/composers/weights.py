@@ -14,7 +14,7 @@ def equal_rollouts(selected: Sequence[Candidate], *, update: int, settings: Sett
 
 
 def turn_aware(selected: Sequence[Candidate], *, update: int, settings: Settings) -> list[float]:
-    """TurnOPD (SPEC §6.5): T·q with q = (1-α)·n_t/Σn + α/T, α rising from 0 to 1 over the first half of training.
+    """TurnOPD (specification §6.5): T·q with q = (1-α)·n_t/Σn + α/T; α rises from 0 to 1 over half of training.
 
     T and n are those of the rollout's turns in this batch: a composer does not know how long the whole rollout was.
     """

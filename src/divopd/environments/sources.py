@@ -63,7 +63,7 @@ class ScienceWorldTasks:
     timeout_s: float = 120.0
 
     def tasks(self, split: str) -> list[str]:
-        from divopd.environments.scienceworld_split import tasks
+        from divopd.environments.scienceworld.split import tasks
 
         return tasks(split)
 
@@ -76,20 +76,20 @@ class ScienceWorldTasks:
         return ScienceWorld(simplifications=self.simplifications, actions=self.actions, timeout_s=self.timeout_s)
 
     def expert(self, environment: Any) -> Expert:
-        from divopd.environments.scienceworld_gold import GoldExpert
+        from divopd.environments.scienceworld.gold import GoldExpert
 
         return GoldExpert(environment)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortScienceWorldTasks:
-    """The settings of scienceworld_short.ShortScienceWorld."""
+    """The settings of scienceworld.short.ShortScienceWorld."""
 
     simplifications: str = "easy"
     timeout_s: float = 120.0
 
     def tasks(self, split: str) -> list[str]:
-        from divopd.environments.scienceworld_short import tasks
+        from divopd.environments.scienceworld.short import tasks
 
         return tasks(split)
 
@@ -97,12 +97,12 @@ class ShortScienceWorldTasks:
         return kind_in_name(task)
 
     def environment(self) -> Environment:
-        from divopd.environments.scienceworld_short import ShortScienceWorld
+        from divopd.environments.scienceworld.short import ShortScienceWorld
 
         return ShortScienceWorld(simplifications=self.simplifications, timeout_s=self.timeout_s)
 
     def expert(self, environment: Environment) -> Expert:
-        from divopd.environments.scienceworld_short import FindExpert
+        from divopd.environments.scienceworld.short import FindExpert
 
         return FindExpert()
 
@@ -231,7 +231,7 @@ class Own:
 
 
 def has_java() -> bool:
-    from divopd.environments.scienceworld_jvm import find_java
+    from divopd.environments.scienceworld.jvm import find_java
 
     try:
         find_java()

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from divopd.bootstrap.embedded import model_folder
 from divopd.errors import InputError
 from divopd.experiments.arms import ARMS, SETTINGS
+from divopd.models.model_files import model_folder
 
 if TYPE_CHECKING:
     from divopd.config import Config

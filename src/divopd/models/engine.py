@@ -65,7 +65,20 @@ def _vllm(wish: EngineWish) -> StudentEngine:
     return VllmPolicy(wish.folder, dtype=wish.dtype, context=wish.context, sequences=wish.sequences)
 
 
-ENGINES: dict[EngineName, Callable[[EngineWish], StudentEngine]] = {"transformers": _transformers, "vllm": _vllm}
+@dataclass(frozen=True)
+class EngineKind:
+    """A line of the table: how an engine is loaded, and what it can do."""
+
+    load: Callable[[EngineWish], StudentEngine]
+    title: str
+    extra: str  # that brings its package, and the package's name
+    local: bool  # in torch, as the learner is: exact on the virtual clock, adapters, any device, the student's dtype
+
+
+ENGINES: dict[EngineName, EngineKind] = {
+    "transformers": EngineKind(_transformers, "transformers", extra="train", local=True),
+    "vllm": EngineKind(_vllm, "vLLM", extra="vllm", local=False),
+}
 
 
 class Interruptible:

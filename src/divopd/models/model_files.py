@@ -8,8 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from divopd.errors import InputError
+from divopd.errors import InputError, UnknownNameError
 
+PREFIX = "embedded:"
+SHIPPED = Path(__file__).parent / "embedded"
+DEFAULT_ENVIRONMENT = "alfworld-small"  # whose models are meant by embedded:teacher and embedded:student
 HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*/(?P<name>[A-Za-z0-9][\w.-]*)", re.ASCII)
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
@@ -63,6 +66,18 @@ def read_model_facts(folder: Path) -> ModelFacts:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / 'config.json'}: not the configuration of a decoder ({error!r})") from None
+
+
+def model_folder(model: str) -> Path:
+    """Where a model lies: `embedded:NAME` in the package; any other name is a folder's."""
+    if not model.startswith(PREFIX):
+        return Path(model)
+    name = model.removeprefix(PREFIX)
+    full = name if "/" in name else f"{DEFAULT_ENVIRONMENT}/{name}"
+    known = sorted(f"{folder.parent.name}/{folder.name}" for folder in SHIPPED.glob("*/*"))
+    if full not in known:
+        raise UnknownNameError("embedded model", name, ["teacher", "student", *known])
+    return SHIPPED / full
 
 
 def require_model(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The paper's objective (SPEC §5): a token's advantage, and the loss whose gradient one update follows."""
+"""The paper's objective (specification §5): a token's advantage, and the loss whose gradient one update follows."""
 
 from collections.abc import Sequence
 

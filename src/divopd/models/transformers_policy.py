@@ -5,6 +5,7 @@ runs in chunks, so memory grows neither with prompt length × vocabulary nor wit
 """
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from itertools import islice
@@ -111,7 +112,11 @@ class TransformersPolicy:
 
     def checkpoint_activations(self) -> None:
         """Trade time for memory: layers compute their activations again in the backward pass."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        again = {"use_reentrant": False}
+        if hasattr(self.model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=again)
+        else:
+            self.model.gradient_checkpointing_enable(again)
 
     def logprobs(self, sequences: Items[Sequence]) -> Tensor:
         """Differentiable log probabilities of one micro-batch: by sequence, by span, in position order."""
@@ -186,7 +191,9 @@ def _with_lora(model: Any, lora: Lora | None) -> Any:
     except ImportError:
         raise MissingExtraError("peft", "lora") from None
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():  # peft 0.21 still asks by the name that transformers 5.23 deprecates
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return get_peft_model(model, config)
 
 
 @torch.no_grad()

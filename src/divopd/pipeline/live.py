@@ -1,4 +1,4 @@
-"""The real world as the learner sees it: it waits for turns, publishes weights, and time passes by itself (SPEC §7)."""
+"""The real world as the learner sees it: it waits for turns and publishes weights (specification §7)."""
 
 import time
 from collections.abc import Callable, Generator

@@ -1,15 +1,14 @@
-"""The student and the teachers of a run, checked against each other before anything starts (SPEC §6.2)."""
+"""The student and the teachers of a run, checked against each other before anything starts (specification §6.2)."""
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from divopd.bootstrap.embedded import model_folder
 from divopd.config import Config, ModelPart, TeacherPart
 from divopd.errors import AlignmentError, InputError
 from divopd.models.engine import ENGINES, Engine, EngineWish, StudentEngine
-from divopd.models.model_files import load_tokenizer
+from divopd.models.model_files import load_tokenizer, model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec
@@ -33,8 +32,9 @@ def load_student(config: Config) -> TransformersPolicy:
 def load_actor(config: Config) -> StudentEngine:
     """The student as it acts, in the engine that the config names."""
     part = config.student
-    dtype = part.dtype if part.engine == "transformers" else config.learner.compute  # others have the learner's
-    return ENGINES[part.engine](_wish(config, part, part.model, dtype=dtype))
+    kind = ENGINES[part.engine]
+    dtype = part.dtype if kind.local else config.learner.compute
+    return kind.load(_wish(config, part, part.model, dtype=dtype))
 
 
 def _wish(config: Config, part: ModelPart, model: str, *, dtype: str) -> EngineWish:
@@ -57,7 +57,7 @@ def load_teachers(config: Config) -> Teachers:
     def load(model: str) -> Engine:
         if is_server(model):
             return OpenAIPolicy(model, model=None, timeout_s=part.timeout_s)
-        return ENGINES[part.engine](_wish(config, part, model, dtype=part.dtype))
+        return ENGINES[part.engine].load(_wish(config, part, model, dtype=part.dtype))
 
     default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
     return Teachers(default, {pattern: load(model) for pattern, model in part.by_task.items()})

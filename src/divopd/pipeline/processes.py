@@ -1,4 +1,4 @@
-"""The live clock: explorers, teacher, learner and evaluator at work at once, restarted when they die (SPEC §7)."""
+"""The live clock: all roles at work at once, each a process, restarted when it dies (specification §7)."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The virtual world: one process, real models, environments and scores, virtual time (SPEC §7).
+"""The virtual world: one process, real models, environments and scores, virtual time (specification §7).
 
 When a rollout becomes visible and how long an update takes follows from the costs in the config, so the same config
 gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of
@@ -178,7 +178,7 @@ class SimulatedWorld:
 
     def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._acts_behind(state):
-            publish_weights(self.run.acting_weights, state["acting_version"], self.actor.weights())
+            publish_weights(self.run.acting_weights, state["acting_version"], self.actor.weights(), keep=2)
         return state | {"slots": [_slot_to_json(slot) for slot in state["slots"]]}
 
     def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:

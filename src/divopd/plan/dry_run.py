@@ -8,21 +8,21 @@ A run that wants a GPU where there is none will run elsewhere: what this machine
 what the other one needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from divopd.bootstrap.embedded import model_folder
 from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
-from divopd.run.loggers import require
-from divopd.models.model_files import ModelFacts, load_tokenizer, read_model_facts
+from divopd.models.engine import ENGINES
+from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
+from divopd.models.taught import Taught, differences, read_taught
 from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -37,6 +37,7 @@ from divopd.plan.forecast import (
 )
 from divopd.plan.machine import free_disk, free_memory, in_bytes
 from divopd.prompts import Codec
+from divopd.run.loggers import require
 from divopd.teacher import check_lengths, check_vocabularies
 
 
@@ -98,8 +99,33 @@ def check_start(config: Config) -> list[str]:
     The dry run asks the same of the same functions and lists all answers at once.
     """
     require(config.loggers)
+    for key, model in local_models(config).items():
+        try:
+            require_model(model_folder(model))
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
     note = find_tasks(config).note
-    return [note] if note else []
+    return [*([note] if note else []), *taught_otherwise(config, local_models(config))]
+
+
+def local_models(config: Config) -> dict[str, str]:
+    """The models of a run that lie in folders, by the key of the configuration that names them."""
+    part = config.teacher
+    models = {"student.model": config.student.model}
+    models |= {} if part.url else {"teacher.model": part.model}
+    models |= {f"teacher.by_task {pattern}": model for pattern, model in part.by_task.items()}
+    return {key: model for key, model in models.items() if not model.startswith(("http://", "https://"))}
+
+
+def taught_otherwise(config: Config, models: Mapping[str, str]) -> list[str]:
+    """One line for each of these models, named by what they are for, that was taught another form than is used here."""
+    used = Taught(config.environment.name, config.prompts.answer, config.prompts.actions)
+    notes: list[str] = []
+    for role, model in models.items():
+        taught = read_taught(model_folder(model))
+        if taught and (different := differences(taught, used)):
+            notes.append(f"{role} {model} was taught {different}")
+    return notes
 
 
 def find_tasks(config: Config) -> Tasks:
@@ -137,6 +163,9 @@ def make_plan(config: Config, *, out: Path) -> Plan:
             plan.say("teacher", f"{config.teacher.model} at {server.url}; the preflight asks it when the run starts")
     with plan.noting("teacher.model"):
         _compare_vocabularies(student, teacher)
+    with plan.noting("models"):
+        for note in taught_otherwise(config, local_models(config)):
+            plan.say("note", note)
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
@@ -181,7 +210,9 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
     with plan.noting(f"{role}.model"):
         found = _find_model(part.model, plan)
         size = f"{_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}"
-        plan.say(role, f"{part.model}: {size}{found.absent}")
+        kind, work = ENGINES[part.engine], "acting" if role == "student" else "scoring"
+        engine = "" if kind.local else f", {work} in {kind.title}"
+        plan.say(role, f"{part.model}: {size}{engine}{found.absent}")
         _check_context(config, found, role)
     return found
 
@@ -226,8 +257,9 @@ def _check_extras(config: Config, plan: Plan) -> None:
     wanted = {"torch": "train", "transformers": "train", "safetensors": "train"}
     if config.student.lora is not None:
         wanted["peft"] = "lora"
-    if "vllm" in (config.student.engine, config.teacher.engine):
-        wanted["vllm"] = "vllm"
+    for part in (config.student, config.teacher):
+        if not ENGINES[part.engine].local:
+            wanted[ENGINES[part.engine].extra] = ENGINES[part.engine].extra
     if config.cluster:
         wanted["ray"] = "ray"
     for module, extra in wanted.items():

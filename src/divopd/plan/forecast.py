@@ -11,6 +11,8 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Environment, make_environment
+from divopd.methods import find_method
+from divopd.models.engine import ENGINES
 from divopd.models.model_files import ModelFacts
 from divopd.prompts import Codec, Conversation
 
@@ -166,7 +168,9 @@ def memory_by_device(
         }
     }
     if teachers:
-        acting = config.explorer.processes if live and config.method == "divopd-r" else 0  # explorers hold their own
+        acting = (
+            config.explorer.processes if live and find_method(config.method).recovers else 0
+        )  # explorers hold their own
         bytes_each = (1 + acting) * BYTES[config.teacher.dtype]
         needs.setdefault(config.teacher.device, {})["teacher"] = bytes_each * sum(t.parameters for t in teachers)
     return needs
@@ -176,8 +180,8 @@ def memory_by_actor(
     config: Config, student: ModelFacts, teachers: Sequence[ModelFacts], *, longest: int
 ) -> dict[str, dict[str, int]]:
     """Bytes of one actor of each role on a cluster, by purpose; arguments as above."""
-    ranks, in_vllm = config.learner.ranks, config.student.engine == "vllm"
-    width = BYTES[config.learner.compute if in_vllm else config.student.dtype]
+    ranks, local = config.learner.ranks, ENGINES[config.student.engine].local
+    width = BYTES[config.student.dtype if local else config.learner.compute]
     tokens = longest + config.explorer.max_response_tokens
     cache = student.cache_bytes(tokens, width_bytes=width)
     in_flight = config.explorer.rollouts_in_flight
@@ -189,8 +193,8 @@ def memory_by_actor(
             "gradient and AdamW": _trained_parameters(config, student) * (4 + ADAM_BYTES) // ranks,
             "activations": _activations(config, student, tokens),
         },
-        "explorer": acting | {"caches": in_flight * cache} | (teaching if config.method == "divopd-r" else {}),
-        "evaluator": acting | {"caches": (in_flight if in_vllm else config.evaluation.in_flight) * cache},
+        "explorer": acting | {"caches": in_flight * cache} | (teaching if find_method(config.method).recovers else {}),
+        "evaluator": acting | {"caches": (config.evaluation.in_flight if local else in_flight) * cache},
         "teacher": teaching,
     }
 

@@ -11,7 +11,7 @@ from divopd.prompts.style import PromptStyle
 
 @dataclass(frozen=True)
 class Prompt:
-    """The context before a response. `truncated`: it did not fit, and `ids` are only its last tokens (SPEC §6.1)."""
+    """The context before a response. `truncated`: it did not fit, `ids` are its last tokens (specification §6.1)."""
 
     ids: list[int]
     truncated: bool

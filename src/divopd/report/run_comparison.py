@@ -1,10 +1,11 @@
-"""Runs side by side: the figures of SPEC §9, as data. Printing is in run_tables.py, drawing in curves.py."""
+"""Runs side by side: the figures of specification §9, as data. Printing is in run_tables.py, drawing in curves.py."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from divopd.errors import InputError
+from divopd.methods import BASELINE
 from divopd.metrics import best_five, final_five, mean_of_last, nauc, peak, speedup, target_rate
 from divopd.report.runs import Costs, Evaluated, RunFigures
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
@@ -96,8 +97,8 @@ def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
     """Put runs side by side; τ comes from vanilla (the smallest of their peaks), else from the first run."""
     for run in runs:
         refuse_unevaluated(run)
-    references = [run for run in runs if run.method == "vanilla"] or [runs[0]]
-    reference = "vanilla" if references[0].method == "vanilla" else runs[0].name
+    references = [run for run in runs if run.method == BASELINE] or [runs[0]]
+    reference = BASELINE if references[0].method == BASELINE else runs[0].name
     target = target_rate(min(peak(run.rates) for run in references))
     budget = min(run.evaluations[-1].version for run in runs)
     labels = labels_of(runs)
@@ -112,7 +113,7 @@ def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
         )
         for run in runs
     )
-    baseline = labels[references[0].name] if reference == "vanilla" else None
+    baseline = labels[references[0].name] if reference == BASELINE else None
     return RunComparison(
         target,
         targets,
@@ -237,7 +238,7 @@ def _method(label: str, group: Mapping[int, Standing], vanilla: Mapping[int, Sta
 
 def _notes(runs: Sequence[RunFigures], reference: str, target: int) -> list[str]:
     notes: list[str] = []
-    if reference != "vanilla":
+    if reference != BASELINE:
         notes.append(f"no vanilla run among them: the target and the ratios refer to {reference}")
     if target <= 0:
         notes.append(f"the peak of {reference} is below 5 %, so there is no target to reach")

@@ -20,7 +20,7 @@ from divopd.store.views import RolloutTally, StoreViews
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run had cost when it came to a policy version: the currencies of SPEC §9."""
+    """What a run had cost when it came to a policy version: the currencies of specification §9."""
 
     trained_tokens: int = 0  # of every row whole, as the paper counts them
     computed_tokens: int = 0  # read by the learner, shared prefixes once

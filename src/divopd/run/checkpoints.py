@@ -102,9 +102,14 @@ def load_checkpoint(path: Path | str, *, model: "nn.Module", optimizer: "optim.O
     return Checkpoint(path, manifest["number"], state)
 
 
-def publish_weights(folder: Path | str, version: int, weights: Mapping[str, "Tensor"]) -> None:
-    """Write the weights of a policy version as FOLDER/VERSION for the explorers, whole or not at all."""
-    write_folder(Path(folder), version, lambda target: _write_tensors(target / WEIGHTS, dict(weights)), keep=None)
+def publish_weights(
+    folder: Path | str, version: int, weights: Mapping[str, "Tensor"], *, keep: int | None = None
+) -> None:
+    """Write the weights of a policy version as FOLDER/VERSION for the explorers, whole or not at all.
+
+    `keep` deletes all but that many of the newest versions, after the new one is verified; None keeps all.
+    """
+    write_folder(Path(folder), version, lambda target: _write_tensors(target / WEIGHTS, dict(weights)), keep=keep)
 
 
 def load_weights(path: Path | str, model: "nn.Module") -> None:

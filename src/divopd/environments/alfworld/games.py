@@ -16,7 +16,7 @@ from typing import Protocol, TextIO
 
 from divopd.errors import InputError, UnknownNameError
 
-HORIZON = 30  # turns of a rollout (SPEC §6.1)
+HORIZON = 30  # turns of a rollout (specification §6.1)
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
 _DAMAGE = (lzma.LZMAError, EOFError, UnicodeDecodeError, json.JSONDecodeError, RecursionError)
 _MAX_LINE = 10_000_000  # characters of one game; the official ones have under 100,000

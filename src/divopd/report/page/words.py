@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from divopd.bootstrap.embedded import model_folder
-from divopd.errors import UnknownNameError
+from divopd.errors import MissingExtraError, UnknownNameError
+from divopd.models.model_files import model_folder
 
 TOKENIZER = "tokenizer.json"
 
@@ -49,7 +49,7 @@ def words_of(folder: Path, config: Mapping[str, Any]) -> Words:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        return Words(None, missing="the package tokenizers is not installed (pip install 'divopd[train]')")
+        return Words(None, missing=str(MissingExtraError("tokenizers", "train")))
     try:
         return Words(Tokenizer.from_file(str(file)))
     except Exception as error:  # the library raises nothing more precise

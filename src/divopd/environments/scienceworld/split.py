@@ -1,4 +1,4 @@
-"""Which ScienceWorld tasks are trained on and which are held out (SPEC §8). Needs neither java nor the package.
+"""Which ScienceWorld tasks are trained on, which held out (specification §8). Needs neither java nor the package.
 
 A task is named `TYPE/VARIATION`, for example `boil/3`. Of a type with N variations the split keeps 0…⌊N/2⌋-1.
 The tasks of a split are sorted by (type, variation as a number) and then shuffled once by `random.Random(42)`,

@@ -1,7 +1,7 @@
 """ScienceWorld on the real package: 30 types of elementary science tasks in a simulated house.
 
 Lean: an action costs what the simulator needs for it and no more; the valid actions (about 500, slow to list) are
-fetched only when asked for. Needs `pip install -e '.[scienceworld]'` and java.
+fetched only when asked for. Needs the extra `scienceworld` and java.
 Observations are not equal to the bit between runs (thermometers, generated gold paths): never hash them.
 """
 
@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Literal
 
 from divopd.environments.environment import Observation
-from divopd.environments.scienceworld_jvm import Simulator, find_java
-from divopd.environments.scienceworld_split import parse_task, tasks
+from divopd.environments.scienceworld.jvm import Simulator, find_java
+from divopd.environments.scienceworld.split import parse_task, tasks
 from divopd.errors import EnvironmentFailure
 
 __all__ = ["ScienceWorld", "tasks"]

@@ -15,7 +15,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
 from typing import IO, Any
 
-from divopd.environments.java_wire import JavaError, JavaWire, Ref
+from divopd.environments.scienceworld.java_wire import JavaError, JavaWire, Ref
 from divopd.errors import EnvironmentFailure, InputError, MissingExtraError
 
 # without a limit the heap grows to 0.9–2.4 GB; with one, and a small start, the process stays near 0.2 GB

@@ -1,0 +1,276 @@
+"""Keys that decide how rollouts are played: environment, prompts, explorer, recovery, curriculum, evaluation, seed."""
+
+from typing import Any
+
+from divopd.turns import Turn
+from key_runs import Lab, Run, changing
+
+# ── environment ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@changing("environment.name", "$tests/coin_hunt.py:CoinHunt")
+def test_another_environment_is_played(before: Run, after: Run) -> None:
+    """Rollouts and evaluations have the tasks of the other environment, and its texts."""
+    assert {turn.task[:6] for turn in before.rows} == {"train-"}
+    assert all(turn.task.isdecimal() and "The coin is in" in after.prompt(turn) for turn in after.rows)
+    assert not set(after.evaluations[0]["by_kind"]) & set(before.evaluations[0]["by_kind"])
+
+
+@changing(
+    "environment.settings",
+    "{id: 'key_gym:Loud-v0'}",
+    "environment.name=gym",
+    "environment.settings={id: 'key_gym:Quiet-v0'}",
+)
+def test_the_environments_settings_reach_training_and_evaluation(before: Run, after: Run) -> None:
+    """Training begins with seed 1,000, evaluation with seed 0, both in the environment that the setting names."""
+    for run, name in ((before, "Quiet"), (after, "Loud")):
+        assert {play.task.partition("-")[0] for play in run.plays} == {name}
+        assert {f"{name}-0", f"{name}-1000"} <= {play.task for play in run.plays}
+
+
+@changing("environment.train_split", "test")
+def test_training_takes_its_tasks_from_the_split(before: Run, after: Run) -> None:
+    """Evaluation keeps its own."""
+    assert {_split(turn) for turn in before.rows} == {"train"}
+    assert {_split(turn) for turn in after.rows} == {"test"}
+    assert set(after.evaluations[0]["by_kind"]) == {"test"}
+
+
+@changing("environment.evaluation_split", "train")
+def test_evaluation_takes_its_tasks_from_the_split(before: Run, after: Run) -> None:
+    """Training keeps its own."""
+    assert {kind for figures in before.evaluations.values() for kind in figures["by_kind"]} == {"test"}
+    assert {kind for figures in after.evaluations.values() for kind in figures["by_kind"]} == {"train"}
+    assert {_split(turn) for turn in after.rows} == {"train"}
+
+
+@changing("environment.horizon", "7")
+def test_rollouts_and_evaluations_end_at_the_horizon(before: Run, after: Run) -> None:
+    """In a room that never ends by itself, every rollout has exactly so many turns."""
+    for run, horizon in ((before, 4), (after, 7)):
+        assert {turn.rollout_turns for turn in run.rows} == {horizon}
+        assert {figures["turns"] for figures in run.evaluations.values()} == {float(horizon)}
+
+
+# ── prompts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@changing("prompts.system", "Open both doors.")
+def test_the_system_text_begins_every_prompt(before: Run, after: Run) -> None:
+    """It stands before the first observation."""
+    assert not any("Open both doors." in before.prompt(turn) for turn in before.rows)
+    assert all(after.prompt(turn).startswith("<|see|>Open both doors.<|see|>") for turn in after.rows)
+
+
+@changing("prompts.history", "none")
+def test_without_history_a_prompt_has_only_the_first_and_the_last_observation(before: Run, after: Run) -> None:
+    """With full history a prompt is the one before, its response and more."""
+    for first, second, third, _ in before.begun:
+        assert _whole(second) == third.prompt_ids[: len(_whole(second))]
+        assert _whole(first) == second.prompt_ids[: len(_whole(first))]
+    for turns in after.begun:
+        prompt, task = after.prompt(turns[3]), turns[0].task
+        assert [f"{task} turn {n}" in prompt for n in range(4)] == [True, False, False, True]
+        assert "(3 earlier actions are not shown)" in prompt
+
+
+@changing("prompts.actions", "unlisted")
+def test_allowed_actions_are_listed_or_not(before: Run, after: Run) -> None:
+    """The room always tells them."""
+    assert all("Allowed actions: left; right" in before.prompt(turn) for turn in before.rows)
+    assert not any("Allowed actions" in after.prompt(turn) for turn in after.rows)
+
+
+@changing("prompts.answer", "think", "prompts.system=''")
+def test_an_answer_without_its_tags_is_no_action(before: Run, after: Run) -> None:
+    """A student that does not know the form acts when bare words are actions, and never when tags are expected."""
+    assert any(play.actions for play in before.plays)
+    assert not any(play.actions for play in after.plays)
+    assert "There was no action in the answer." in after.prompt(after.begun[0][1])
+
+
+@changing("prompts.max_observation_chars", "5")
+def test_long_observations_are_cut(before: Run, after: Run) -> None:
+    """After the first five characters of `train-3 turn 0`, and of the list of actions."""
+    assert not any("[…]" in before.prompt(turn) for turn in before.rows)
+    assert after.prompt(after.begun[0][0]) == "<|see|>train […]\n\nAllowed actions: left; […]<|act|>"
+
+
+@changing("prompts.max_prompt_tokens", "90", "method=vanilla")
+def test_prompts_that_do_not_fit_are_cut_and_marked(before: Run, after: Run) -> None:
+    """And only those: what was shorter before is as it was."""
+    longest = {len(turns[0].prompt_ids) for turns in before.begun}
+    assert max(longest) <= 90 < max(len(turn.prompt_ids) for turn in before.rows)
+    assert not any(turn.prompt_truncated for turn in before.rows)
+    assert all(len(turn.prompt_ids) <= 90 for turn in after.rows)
+    cut = {turn.turn for turn in after.rows if turn.prompt_truncated}
+    assert cut
+    assert 0 not in cut
+
+
+# ── explorer ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@changing("explorer.rollouts_in_flight", "5")
+def test_as_many_rollouts_are_in_flight(before: Run, after: Run) -> None:
+    """Each has an environment of its own; evaluations have others."""
+    assert len({play.room for play in before.explored}) == 2
+    assert len({play.room for play in after.explored}) == 5
+    assert {play.room for play in before.evaluated}.isdisjoint(play.room for play in before.explored)
+
+
+@changing("explorer.temperature", "0.05")
+def test_a_lower_temperature_makes_likelier_responses(before: Run, after: Run) -> None:
+    """In training only: the initial student is evaluated as before."""
+    assert _mean_logprob(after) > _mean_logprob(before) + 0.2
+    assert _actions(after.evaluated) == _actions(before.evaluated)
+
+
+@changing("explorer.max_response_tokens", "6")
+def test_responses_end_at_the_limit(before: Run, after: Run) -> None:
+    """In an evaluation, too: there the same draws go on for longer."""
+    for run, limit in ((before, 4), (after, 6)):
+        assert max(len(turn.response_ids) for turn in run.rows) == limit
+    short, long = (run.evaluated[0].actions[0] for run in (before, after))
+    assert long.startswith(short)
+    assert len(long) > len(short)
+
+
+@changing("explorer.sync_interval", "2", "learner.updates=4")
+def test_explorers_get_every_second_version(before: Run, after: Run) -> None:
+    """A rollout's version is that of the weights which its explorer had."""
+    assert {turn.version for turn in before.rows} == {0, 1, 2}
+    assert {turn.version for turn in after.rows} == {0, 2}
+
+
+@changing("explorer.max_backlog", "6", "costs.update_s=5")
+def test_explorers_pause_while_enough_turns_wait(before: Run, after: Run) -> None:
+    """A rollout begins only while fewer than six wait, so at most those and the two in flight come together."""
+    assert all(figures["queued"] > 6 + 2 * 4 for figures in before.updates)
+    assert all(figures["queued"] < 6 + 2 * 4 for figures in after.updates)
+
+
+# ── recovery ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# every action is invalid there, so the student is stuck from its first turn on; the teacher's turns are no rows
+
+STUCK = ("method=divopd-r", "recovery.patience=2", "recovery.takeover=1", "composer.batch_size=4")
+
+
+@changing("recovery.patience", "3", *STUCK)
+def test_the_teacher_comes_when_patience_is_over(before: Run, after: Run) -> None:
+    """After two turns without progress, or after three."""
+    assert _student_turns(before) == {(0, 1, 3)}
+    assert _student_turns(after) == {(0, 1, 2)}
+
+
+@changing("recovery.takeover", "2", *STUCK)
+def test_the_teacher_stays_for_so_many_turns(before: Run, after: Run) -> None:
+    """For one turn, after which the student acts again, or for two, which end the rollout."""
+    assert _student_turns(before) == {(0, 1, 3)}
+    assert _student_turns(after) == {(0, 1)}
+
+
+@changing("recovery.warmup", "1", *STUCK)
+def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after: Run) -> None:
+    """With a warm-up of one update, rollouts of version 0 are the student's alone."""
+    by_version = {turns[0].version: _indices(turns) for turns in after.begun}
+    assert by_version.pop(0) == (0, 1, 2, 3)
+    assert set(by_version.values()) == {(0, 1, 3)} == _student_turns(before)
+
+
+# ── curriculum ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=16", "learner.updates=2")
+def test_rollouts_grow_by_a_turn_every_so_many_explorer_steps(before: Run, after: Run) -> None:
+    """An explorer step is sixteen rollouts; the first is step 1. Evaluations are as deep as ever."""
+    steps = [[len(turns) for turns in after.begun[start : start + 16]] for start in (0, 16)]
+    assert [set(lengths) for lengths in steps] == [{2}, {3}]
+    assert {len(turns) for turns in before.begun[:32]} == {1}
+    assert after.evaluations[0]["turns"] == 4
+
+
+# ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@changing("evaluation.every", "2")
+def test_every_second_version_is_evaluated(before: Run, after: Run) -> None:
+    """And the last one; nothing that is trained depends on it."""
+    assert sorted(before.evaluations) == [0, 1, 2, 3]
+    assert sorted(after.evaluations) == [0, 2, 3]
+    assert _said(after.rows) == _said(before.rows)
+
+
+@changing("evaluation.tasks", "3")
+def test_the_first_so_many_tasks_are_evaluated(before: Run, after: Run) -> None:
+    """In the order of the split, at every evaluation."""
+    assert [play.task for play in before.evaluated] == ["test-0", "test-1"]
+    assert [play.task for play in after.evaluated] == ["test-0", "test-1", "test-2"]
+    assert {figures["tasks"] for figures in after.evaluations.values()} == {3}
+
+
+@changing("evaluation.temperature", "0")
+def test_only_evaluations_have_the_temperature_of_evaluations(before: Run, after: Run, lab: Lab) -> None:
+    """At 0 the likeliest action is taken, whatever the seed; training samples as before."""
+    other_seed = lab.run("evaluation.temperature=0", "seed=1")
+    assert _actions(after.evaluated) == _actions(other_seed.evaluated) != _actions(before.evaluated)
+    assert _actions(before.evaluated) != _actions(lab.run("seed=1").evaluated)
+    assert _said(after.rows) == _said(before.rows)
+
+
+@changing("evaluation.in_flight", "1")
+def test_an_evaluation_plays_so_many_tasks_at_once(before: Run, after: Run) -> None:
+    """Two tasks take two rooms at once or one after the other; what is done there is the same."""
+    assert len({play.room for play in before.evaluated}) == 2
+    assert len({play.room for play in after.evaluated}) == 1
+    assert _actions(after.evaluated) == _actions(before.evaluated)
+
+
+# ── seed ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@changing("seed", "1")
+def test_another_seed_samples_other_responses(before: Run, after: Run) -> None:
+    """In training and in evaluation."""
+    assert _said(after.begun[0]) != _said(before.begun[0])
+    assert _actions(after.evaluated) != _actions(before.evaluated)
+
+
+@changing("seed", "1", "method=divopd-base", "explorer.temperature=0.000001")
+def test_another_seed_composes_other_batches(before: Run, after: Run) -> None:
+    """Where responses do not depend on the seed, the draw of turns inside a rollout still does."""
+    assert _said(after.begun[0]) == _said(before.begun[0])
+    assert sorted(after.first_batch) != sorted(before.first_batch)
+
+
+def _whole(turn: Turn) -> list[int]:
+    return [*turn.prompt_ids, *turn.response_ids]
+
+
+def _said(turns: list[Turn]) -> list[list[int]]:
+    return [_whole(turn) for turn in turns]
+
+
+def _split(turn: Turn) -> str:
+    return turn.task.partition("-")[0]
+
+
+def _mean_logprob(run: Run) -> float:
+    """Of the tokens that the initial student sampled, at temperature 1."""
+    values = [value for turn in run.rows if turn.version == 0 for value in turn.student_logprobs or ()]
+    return sum(values) / len(values)
+
+
+def _actions(plays: list[Any]) -> list[list[str]]:
+    return [play.actions for play in plays]
+
+
+def _indices(turns: list[Turn]) -> tuple[int, ...]:
+    return tuple(turn.turn for turn in turns)
+
+
+def _student_turns(run: Run) -> set[tuple[int, ...]]:
+    """In which turns of its rollouts the student acted. All rollouts are four turns long."""
+    assert {turn.rollout_turns for turn in run.rows} == {4}
+    return {_indices(turns) for turns in run.begun}

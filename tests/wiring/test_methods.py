@@ -1,0 +1,105 @@
+"""What a method promises of exploring: who acts, and how deep a rollout may go."""
+
+from pathlib import Path
+
+import pytest
+
+from divopd import METHODS
+from recorded_run import settings, train
+from recording_teacher import RecordingTeacher
+from wired_runs import WiredRuns, history
+from word_model import HELP, ids_of
+
+BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
+
+
+@BOTH_CLOCKS
+def test_the_teacher_acts_for_a_stuck_student_after_the_warm_up(wired: WiredRuns, clock: str) -> None:
+    """After `patience` turns without progress and for `takeover` turns; in rollouts of older versions never."""
+    helped = set()
+    for rows, one in wired.get("helped", clock).played():
+        who = [HELP if action == HELP else "student" for action in one.actions]
+        helped.add(HELP in who)
+        assert who == ["student", "student", HELP if rows[0].version >= 1 else "student", "student"]
+    assert helped == {False, True}
+
+
+@BOTH_CLOCKS
+def test_a_turn_in_which_the_teacher_acted_is_no_row(wired: WiredRuns, clock: str) -> None:
+    """It keeps its place among the turns: the rows of a helped rollout are those of the other ones."""
+    for rows, one in wired.get("helped", clock).played():
+        assert [row.turn for row in rows] == [turn for turn, action in enumerate(one.actions) if action != HELP]
+        assert {row.rollout_turns for row in rows} == {4}
+
+
+@BOTH_CLOCKS
+def test_a_teacher_that_acts_is_asked_as_the_student_is(wired: WiredRuns, clock: str) -> None:
+    """With the history of the rollout, the explorer's temperature and limit, and a seed of its own for every turn."""
+    recorded = wired.get("helped", clock)
+    histories = [history(one, 2, limit=recorded.limit) for one in recorded.run.asked("train") if HELP in one.actions]
+    acted = [request for request in recorded.teacher.acted if len(request["prompt"]) > 2]  # the preflight's is empty
+    assert all(request["prompt"] in histories for request in acted)
+    assert len(acted) >= len(histories) > 0
+    assert {(request["temperature"], request["max_tokens"]) for request in acted} == {(0.7, recorded.limit)}
+    assert len({request["seed"] for request in acted}) == len(acted)
+
+
+@BOTH_CLOCKS
+def test_the_teacher_never_acts_in_an_evaluation(wired: WiredRuns, clock: str) -> None:
+    assert all(HELP not in one.actions for one in wired.get("helped", clock).run.asked("test"))
+
+
+@BOTH_CLOCKS
+def test_turnopd_has_no_recovery(wired: WiredRuns, clock: str) -> None:
+    """Its students are stuck and nobody helps: every turn is a row."""
+    for rows, one in wired.get("adaptive", clock).played():
+        assert [row.turn for row in rows] == list(range(len(one.actions)))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "divopd-r"])
+def test_other_methods_have_no_recovery_and_no_curriculum(wired: WiredRuns, tmp_path: Path, method: str) -> None:
+    """The teacher of a stuck student never acts; all rollouts but TCOD's run to the horizon."""
+    with RecordingTeacher(ids_of("help <end>")) as teacher:
+        changes = {"recovery": {"patience": 1, "takeover": 2}, "curriculum": {"growth": 99}}
+        config = settings(wired.student, teacher=teacher.url, room="StuckRoom", method=method, **changes)
+        run = train(tmp_path / "run", config)
+    assert run.code == 0
+    asked = run.asked("train")
+    assert {len(one.actions) for one in asked} == ({1} if method.startswith("tcod") else {4})
+    assert not any(HELP in one.actions for one in asked)
+    assert all(len(request["prompt"]) == 2 for request in teacher.acted)  # the preflight's, before anything was seen
+
+
+@pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
+def test_tcod_allows_a_turn_more_with_every_few_explorer_steps(wired: WiredRuns, clock: str) -> None:
+    """min(1 + n // growth, horizon) turns, where n counts steps of 16 rollouts from 1 (specification §6.4)."""
+    recorded = wired.get("growing", clock)
+    stored = len(recorded.run.rollouts())
+    depths = [len(one.actions) for one in recorded.run.asked("train")]
+    expected = [min(1 + (1 + number // 16) // 2, 3) for number in range(len(depths))]
+    whole = len(depths) if clock == "simulated" else len(depths) - 16  # the last ones were in flight at the end
+    assert depths[:whole] == expected[:whole]
+    assert all(depth <= most for depth, most in zip(depths, expected, strict=True))
+    assert min(whole, stored) > 48
+    assert all(len(one.actions) == 3 for one in recorded.run.asked("test"))
+
+
+@BOTH_CLOCKS
+def test_turnopd_cuts_rollouts_at_the_depth_of_its_probes(wired: WiredRuns, clock: str) -> None:
+    """Probes of versions 0 to 2 end after two turns: so do later rollouts, which would go on, but those of version 8.
+
+    In real time a probe may begin just when version 3 is published and then does not end: the depth may grow a little.
+    """
+    recorded = wired.get("adaptive", clock)
+    horizon = recorded.config["environment"]["horizon"]
+    depths: dict[int, set[int]] = {}
+    for rows, one in recorded.played():
+        if one.published[0] >= 3:
+            depths.setdefault(rows[0].version, set()).add(len(one.actions))
+    cut = set().union(*(found for version, found in depths.items() if version in (3, 4, 5, 6, 7)))
+    if clock == "simulated":
+        assert cut == {2}
+        assert depths[8] == {horizon}
+    else:
+        assert cut
+        assert max(cut) < horizon
