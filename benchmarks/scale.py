@@ -105,7 +105,7 @@ def _store_costs(count: int) -> dict[str, float]:
     """
     rollouts = [_rollout(f"r{number}") for number in range(count)]
     with tempfile.TemporaryDirectory() as name, Store.create(Path(name) / "store.db") as store:
-        keep = _best([lambda r=r: store.put_unscored(r, generated_tokens=1) for r in rollouts])
+        keep = _best([lambda r=r: store.offer(r, generated_tokens=1) for r in rollouts])
         read = _best([lambda: store.unscored(1)] * count)
         put = _best([lambda r=r: store.put(r) for r in rollouts])
         batch = store.compose(make_composer("divopd"), update=0, epoch=store.begin_learner())
@@ -165,10 +165,10 @@ def _cell(folder: Path, size: int, store_costs: dict[str, float], *, updates: in
     with Store.open(folder) as store:
         composer, epoch = make_composer("divopd", batch_size=size), store.begin_learner()
         for update in range(updates):
-            stages["wait"].append(_seconds(lambda q=update: store.pool(composer, update=q)))
+            stages["wait"].append(_seconds(lambda q=update: store.rows(composer, update=q)))
             stages["compose"].append(_seconds(lambda q=update: store.compose(composer, update=q, epoch=epoch)))
             stages["count"].append(_seconds(lambda q=update: (store.decided(q), store.backlog())))
-            stages["spent"].append(_seconds(store.spent))
+            stages["spent"].append(_seconds(store.arrived))
         rows = len(store.journal(updates - 1).selected)
     costs = {stage: median(times[-COUNTED:]) for stage, times in stages.items()}
     costs["serve"] = rows * store_costs["serve_us_per_turn"] / 1e6
@@ -197,6 +197,7 @@ def _sync_costs(sizes: Sizes) -> dict[str, Any]:
 def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
     """Bytes a second of a model (100 million parameters): what one core can do, and what this disk leaves of it."""
     from divopd.models.tiny import TinySize, build_model, build_tokenizer
+    from divopd.models.weights import gathered_weights
     from divopd.run.checkpoints import load_weights, publish_weights
 
     heads = hidden // 64
@@ -204,9 +205,13 @@ def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
     model = build_model(build_tokenizer(["a few words"]), seed=0, size=size)
     total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     with tempfile.TemporaryDirectory() as name:
+
+        def publish(version: int) -> None:
+            publish_weights(name, version, gathered_weights(model))
+
         seconds = {
-            "publish": _best(lambda v=v: publish_weights(name, v, model, keep=1) for v in range(3)),
-            "publish, with this disk": _seconds(lambda: publish_weights(name, 3, model, keep=1), time.perf_counter),
+            "publish": _best(lambda v=v: publish(v) for v in range(3)),
+            "publish, with this disk": _seconds(lambda: publish(3), time.perf_counter),
             "load": _best([lambda: load_weights(Path(name) / "000003", model)] * 3),
         }
     return {stage: total / spent for stage, spent in seconds.items()}

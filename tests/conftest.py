@@ -44,7 +44,7 @@ def pytest_configure() -> None:
 
 def _warm_jvms() -> list[Any]:
     """ScienceWorld keeps JVMs whose environments are gone: the next environment is faster by that."""
-    module = sys.modules.get("divopd.environments.scienceworld")
+    module = sys.modules.get("divopd.environments.scienceworld.environment")
     return [jvm for left in module._left.values() for jvm in left] if module else []
 
 

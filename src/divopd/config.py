@@ -30,7 +30,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from divopd.composers import Composer, Settings
+from divopd.composers import Settings
 from divopd.config_files import Layered, read_layers, shown
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError, UnknownNameError
@@ -298,10 +298,6 @@ class Config(Part):
         parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
         total = sum(self.gpus_of(role) * count for role, count in crew.items())
         return f"{total:g} GPUs ({', '.join(parts)})"
-
-    def make_composer(self) -> Composer:
-        """A new composer for this run."""
-        return METHODS[self.method].make_composer(self.composer)
 
     def resolved(self) -> dict[str, Any]:
         """Everything as plain data; the versions of the installed packages stand under `versions`."""

@@ -4,9 +4,9 @@ Files and requests hold the JSON; everything else reads attributes. A new figure
 where it is shown, nowhere else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 Clock = Literal["virtual", "wall"]  # whose seconds a run counts: stated costs, or real time
 Json = dict[str, Any]
@@ -180,21 +180,21 @@ def encode_update(record: UpdateRecord) -> Json:
 
 
 def decode_update(data: Mapping[str, Any]) -> UpdateRecord:
-    """The record of such an object; a ValueError if it is none."""
+    """The record of what `encode_update` made; a ValueError if it is none."""
     try:
-        clock: Clock = "virtual" if "virtual_s" in data else "wall"
+        clock = _clock(data)
         return UpdateRecord(
-            update=int(data["update"]),
+            update=_whole(data["update"], "update"),
             clock=clock,
-            elapsed_s=float(data[f"{clock}_s"]),
-            waited_s=float(data["waited_s"]),
-            starved_s=float(data["starved_s"]),
+            elapsed_s=_number(data[f"{clock}_s"], f"{clock}_s"),
+            waited_s=_number(data["waited_s"], "waited_s"),
+            starved_s=_number(data["starved_s"], "starved_s"),
             batch=_picked(BatchFigures, data),
             learner=None if data["learner"] is None else _learner(data["learner"]),
             queue=_picked(QueueFigures, data),
             spent=_picked(Spent, data["spent"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"not the record of an update ({error!r})") from None
 
 
@@ -205,23 +205,49 @@ def encode_evaluation(record: EvaluationRecord) -> Json:
 def decode_evaluation(data: Mapping[str, Any]) -> EvaluationRecord:
     """The record of what `encode_evaluation` made; a ValueError if it is none."""
     try:
-        by_kind = {str(kind): float(rate) for kind, rate in data["by_kind"].items()}
-        return _picked(EvaluationRecord, {**data, "by_kind": by_kind})
-    except (KeyError, TypeError, AttributeError) as error:
+        return _picked(EvaluationRecord, data)
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"not the record of an evaluation ({error!r})") from None
+
+
+def _clock(data: Mapping[str, Any]) -> Clock:
+    found = [clock for clock in get_args(Clock) if f"{clock}_s" in data]
+    if len(found) != 1:
+        raise TypeError(f"it has the seconds of {len(found)} clocks, expected those of one")
+    return found[0]
 
 
 def _learner(data: Mapping[str, Any]) -> UpdateFigures:
     gap = data["logprob_gap"]
-    return _picked(UpdateFigures, {**data, "logprob_gap": None if gap is None else _picked(LogprobGap, gap)})
+    return _picked(UpdateFigures, data, logprob_gap=None if gap is None else _picked(LogprobGap, gap))
 
 
-def _picked(kind: type[T], data: Mapping[str, Any]) -> T:
-    """The fields of a type out of an object that may hold more; each number must be one."""
-    values: Json = {}
+def _picked(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
+    """The fields of a type out of an object that may hold more, each checked; `decoded` are those that need more."""
+    values: Json = dict(decoded)
     for field in fields(kind):  # pyright: ignore[reportArgumentType] - every caller gives a dataclass
-        value = data[field.name]
-        if field.type in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TypeError(f"{field.name} is {value!r}")
-        values[field.name] = value
+        if field.name not in decoded:
+            values[field.name] = CHECKS[field.type](data[field.name], field.name)
     return kind(**values)
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}, expected a whole number")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    """Also one that is not finite: a loss may explode."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}, expected a number")
+    return float(value)
+
+
+def _numbers(value: Any, name: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {value!r}, expected numbers by name")
+    return {str(key): _number(item, f"{name}.{key}") for key, item in cast(Json, value).items()}
+
+
+CHECKS: dict[Any, Callable[[Any, str], Any]] = {int: _whole, float: _number, dict[str, float]: _numbers}

@@ -44,7 +44,7 @@ def test_an_evaluation_plays_with_the_weights_of_its_version(wired: WiredRuns, n
                 logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
                 assert logits.argmax(-1).tolist() == response
     spoken = {tuple(tuple(one.actions) for one in rollouts) for rollouts in played.values()}
-    assert len(spoken) > len(played) / 2, "versions speak so much alike that this test could not tell them apart"
+    assert len(spoken) > 1, "all versions speak alike, so that this test could not tell them apart"
 
 
 def test_an_evaluation_samples_at_its_own_temperature(wired: WiredRuns) -> None:

@@ -115,8 +115,8 @@ def test_responses_end_by_themselves_or_at_their_limit(wired: WiredRuns, name: s
     """Shorter than explorer.max_response_tokens only with the stop token, which is part of the row."""
     recorded = wired.get(name, clock)
     responses = [row.response_ids for row in recorded.run.turns()]
-    assert {len(response) for response in responses} == set(range(2, recorded.limit + 1))
     assert all(len(response) == recorded.limit or WORDS[response[-1]] == END for response in responses)
+    assert min(map(len, responses)) < max(map(len, responses)) == recorded.limit
 
 
 def test_training_samples_at_the_explorers_temperature(wired: WiredRuns) -> None:

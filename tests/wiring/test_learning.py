@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from divopd.store import Store
 from divopd.turns import Turn
 from plain_training import PlainLearner, rollout_weights, turn_weights
 from recorded_run import RecordedRun, resume, settings, train, write_config
-from recording_rooms import DEADLY_RESET, RUN
+from recording_rooms import DEADLY_RESET, RUN, published
 from wired_runs import OPTIMIZATION, WiredRuns
 
 BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
@@ -69,33 +70,57 @@ def test_updates_follow_the_objective_with_the_weights_of_divopd_focus(wired: Wi
 
 
 @pytest.mark.crash
-def test_a_resumed_learner_goes_on_with_its_optimizer(wired: WiredRuns, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_its_optimizer(wired: WiredRuns, tmp_path: Path) -> None:
     """Killed after its checkpoint and resumed: the weights are those of one optimizer that saw every update."""
-    config = settings(
-        wired.student,
-        teacher=wired.teacher,
-        room="DeadlyRoom",
-        composer={"batch_size": 4},
-        learner={**OPTIMIZATION, "updates": 5, "checkpoint_every": 2},
-        explorer={"rollouts_in_flight": 1},
-    )
-    folder = tmp_path / "run"
+    config = lasting(wired, "simulated")
+    process = start(tmp_path / "run", config, {DEADLY_RESET: "5"})
+    assert process.wait() == -signal.SIGKILL
+    assert list(tmp_path.glob("run/checkpoints/[0-9]*"))
+    assert published(tmp_path / "run") < config["learner"]["updates"]
+    check_resumed(tmp_path / "run", config)
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_stopped_live_run_goes_on_with_its_optimizer(wired: WiredRuns, tmp_path: Path) -> None:
+    """The same on the live clock, stopped by Ctrl-C."""
+    config = lasting(wired, "live")
+    process = start(tmp_path / "run", config, {})
+    while published(tmp_path / "run") < 2 and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert published(tmp_path / "run") < config["learner"]["updates"]
+    check_resumed(tmp_path / "run", config)
+
+
+def lasting(wired: WiredRuns, clock: str) -> dict[str, Any]:
+    """A run with checkpoints that is stopped before its end."""
+    learner = {**OPTIMIZATION, "updates": 5 if clock == "simulated" else 60, "checkpoint_every": 2}
+    changes = {"composer": {"batch_size": 4}, "explorer": {"rollouts_in_flight": 1}, "learner": learner}
+    return settings(wired.student, teacher=wired.teacher, room="DeadlyRoom", clock=clock, **changes)
+
+
+def start(folder: Path, config: Mapping[str, Any], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """`divopd train` as a process that may be killed."""
     command = [sys.executable, "-m", "divopd", "train", str(write_config(folder, config)), "--out", str(folder)]
-    dying = {**os.environ, RUN: str(folder), DEADLY_RESET: "5"}
-    assert subprocess.run(command, env=dying, capture_output=True, check=False).returncode == -signal.SIGKILL
-    assert sorted(folder.glob("checkpoints/[0-9]*"))
-    assert not (folder / "weights" / "000005").exists()
+    environment = {**os.environ, RUN: str(folder), **variables}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def check_resumed(folder: Path, config: Mapping[str, Any]) -> None:
+    """Resume, and follow all updates, those before and after, with one optimizer."""
     run = resume(folder)
     assert run.code == 0
     batches = run.batches()
-    gaps = follow(run, config, batches, [[1.0] * len(batch) for batch in batches])
-    assert len(gaps) == 5
-    assert max(gaps) < CLOSE
+    assert len(batches) == config["learner"]["updates"]
+    assert max(follow(run, config, batches, [[1.0] * len(batch) for batch in batches])) < CLOSE
 
 
-def test_a_batch_is_in_the_journal_before_it_is_trained(wired: WiredRuns, tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
+def test_a_batch_is_in_the_journal_before_it_is_trained(wired: WiredRuns, tmp_path: Path, clock: str) -> None:
     """An update that cannot be made (its gradient overflows) leaves its batch in the journal, and no weights."""
-    config = settings(wired.student, teacher=wired.teacher, learner={"beta": 3e38})
+    config = settings(wired.student, teacher=wired.teacher, learner={"beta": 3e38}, clock=clock)
     run = train(tmp_path / "run", config)
     assert run.code == 2
     assert not run.weights(1).exists()

@@ -1,10 +1,12 @@
 """What a method promises of exploring: who acts, and how deep a rollout may go."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from divopd import METHODS
+from divopd.cli import main
 from recorded_run import settings, train
 from recording_teacher import RecordingTeacher
 from wired_runs import WiredRuns, history
@@ -56,18 +58,28 @@ def test_turnopd_has_no_recovery(wired: WiredRuns, clock: str) -> None:
         assert [row.turn for row in rows] == list(range(len(one.actions)))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "divopd-r"])
-def test_other_methods_have_no_recovery_and_no_curriculum(wired: WiredRuns, tmp_path: Path, method: str) -> None:
-    """The teacher of a stuck student never acts; all rollouts but TCOD's run to the horizon."""
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_explores_and_composes_as_it_says(
+    wired: WiredRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    """Only divopd-r lets the teacher of a stuck student act, only tcod-f2b cuts rollouts before the first update.
+
+    A replay of the run with the configured composer makes the run's batches.
+    """
+    composer = {"batch_size": 6, "pool_multiplier": 3, "cap": 1, "max_staleness": 1, "max_pending_age": 1}
+    changes = {"recovery": {"patience": 1, "takeover": 1}, "curriculum": {"growth": 99}, "composer": composer}
     with RecordingTeacher(ids_of("help <end>")) as teacher:
-        changes = {"recovery": {"patience": 1, "takeover": 2}, "curriculum": {"growth": 99}}
-        config = settings(wired.student, teacher=teacher.url, room="StuckRoom", method=method, **changes)
+        config = settings(wired.student, teacher=teacher.url, room="StuckRoom", method=method, seed=3, **changes)
         run = train(tmp_path / "run", config)
     assert run.code == 0
     asked = run.asked("train")
-    assert {len(one.actions) for one in asked} == ({1} if method.startswith("tcod") else {4})
-    assert not any(HELP in one.actions for one in asked)
-    assert all(len(request["prompt"]) == 2 for request in teacher.acted)  # the preflight's, before anything was seen
+    assert {len(one.actions) for one in asked} == ({1} if method == "tcod-f2b" else {4})
+    assert {one.actions.count(HELP) for one in asked} == ({1} if method == "divopd-r" else {0})
+    capsys.readouterr()
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in composer.items()]
+    assert main(["replay", str(run.folder), "--method", method, "--seed=3", "--json", *options]) == 0
+    replayed = [json.loads(line)["selected"] for line in capsys.readouterr().out.splitlines()]
+    assert replayed == [[list(row.key) for row in batch] for batch in run.batches()]
 
 
 @pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])

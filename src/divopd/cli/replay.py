@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
         "max_pending_age": args.max_pending_age,
         "seed": args.seed,
     }
-    composers = {name: make_composer(name, **settings) for name in names}  # wrong names fail before anything is read
-    if args.out and len(composers) > 1:
-        raise InputError(f"--out journals one method as a run, but {len(composers)} were given; name it with --method")
+    for name in names:
+        make_composer(name, **settings)  # what is wrong fails before anything is read
+    if args.out and len(names) > 1:
+        raise InputError(f"--out journals one method as a run, but {len(names)} were given; name it with --method")
     turns, recorded_updates = load_turns(args.recording)
     recording = recording_of(turns, updates=recorded_updates)
     updates = args.updates or recording.updates
-    if "turnopd" in composers:
-        composers["turnopd"] = make_composer("turnopd", **settings, total_updates=updates)
+    composers = {name: make_composer(name, **settings, total_updates=updates) for name in names}
     if args.out:
         for composer in composers.values():
             journal_replay(turns, composer, updates=updates, run=args.out)

@@ -8,6 +8,7 @@ from typing import Any
 from divopd.experiments.arms import BACKLOG, LOADS, MAIN, READERS, SETTINGS
 from divopd.experiments.results import Result, SettingResults
 from divopd.experiments.sheet import MISSING, Made, Sheet, as_json, cell, ratio_cell
+from divopd.methods import BASELINE
 from divopd.report.figures import colour_of
 from divopd.report.paper_figures import Curve, Estimate, Panel, draw_bars, draw_learning, draw_load, draw_trends
 from divopd.report.seeds import Interval, interval_of
@@ -139,7 +140,7 @@ def fixed_budget(settings: Settings) -> Made:
         panels[title] = {arm: mean_curve(results.of(arm)) for arm in CURVES if results.of(arm)}
         targets[title] = results.target
         for arm in (arm for arm in MAIN if results.of(arm)):
-            gaps = results.differences(arm, "vanilla", "nauc") if arm != "vanilla" else []
+            gaps = results.differences(arm, BASELINE, "nauc") if arm != BASELINE else []
             difference = interval_of(gaps) if gaps else None
             data[f"{name}/{arm}"] = {"nauc": as_json(results.mean(arm, "nauc")), "minus_vanilla": as_json(difference)}
             rows.append([title, arm, cell(results.mean(arm, "nauc")), cell(difference, sign="+")])

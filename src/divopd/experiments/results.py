@@ -9,6 +9,7 @@ from typing import Any
 
 from divopd.errors import InputError
 from divopd.experiments.wanted import Wanted, same_settings
+from divopd.methods import BASELINE
 from divopd.metrics import Utilization, mean_of_last
 from divopd.records import BatchFigures, encode_update
 from divopd.report.run_comparison import CURRENCIES, Standing, compare_runs
@@ -146,7 +147,7 @@ class SettingResults:
     @property
     def target(self) -> int:
         """τ: from vanilla, if it is there; 0 otherwise."""
-        return self._comparison.target if "vanilla" in self.arms else 0
+        return self._comparison.target if BASELINE in self.arms else 0
 
     @property
     def budget(self) -> int:

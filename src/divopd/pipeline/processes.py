@@ -1,5 +1,6 @@
 """The live clock: all roles at work at once, each a process, restarted when it dies (specification §7)."""
 
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ class LiveRun:
 
     def start(self, name: str) -> Worker:
         """Set a role to work; what it says goes to a log of its name."""
-        command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder.path), name]
+        command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder.path), name, str(os.getpid())]
         with self.folder.log(name).open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 

@@ -1,6 +1,6 @@
 """The roles of the live clock. They meet only in the store and in the published weights.
 
-    python -m divopd.pipeline.roles RUN ROLE
+    python -m divopd.pipeline.roles RUN ROLE PARENT
 
 Here each is a process, and store and weights are in the run's folder; on_ray.py makes the same functions actors. Any
 of them may be killed at any moment: what it had acknowledged is in the store, and a new one goes on from there. SIGTERM
@@ -156,10 +156,13 @@ def perform(access: Access, kind: str) -> str | None:
 
 
 class StopSignal:
-    """Hear SIGTERM, and notice when the process that started the roles is gone: nobody else would end them."""
+    """Hear SIGTERM, and notice when the process that started the roles is gone: nobody else would end them.
 
-    def __init__(self) -> None:
-        self.told, self.parent = False, os.getppid()
+    The number of that process is told: it may die while a role is still importing, and then its number is not to be had.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self.told, self.parent = False, parent
         signal.signal(signal.SIGTERM, self._hear)
         for number in (signal.SIGINT, signal.SIGUSR1):  # they reach the parent too, which tells us
             signal.signal(number, signal.SIG_IGN)
@@ -171,8 +174,8 @@ class StopSignal:
         return self.told or os.getppid() != self.parent
 
 
-def main(run: str, name: str) -> int:
-    is_over, folder = StopSignal(), RunFolder(run)
+def main(run: str, name: str, parent: str) -> int:
+    is_over, folder = StopSignal(int(parent)), RunFolder(run)
     kind, number = kind_of(name)
     with Store.open(folder.path) as store:
         config = load_config(folder.config)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from divopd.composers import Composer, Decision
+from divopd.composers import Composer, Decision, DivOPD
 from divopd.composers.composer import counted_reasons
 from divopd.errors import InputError, MissingExtraError
 from divopd.methods import METHODS
@@ -120,7 +120,7 @@ def draw_comparison(comparison: Mapping[str, Replayed], path: Path) -> None:
 
     names = list(comparison)
     first = names[0]
-    best = "divopd" if "divopd" in names else names[-1]
+    best = next((name for name in names if METHODS[name].composer is DivOPD), names[-1])
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 0.32 * len(names) + 2.4), width_ratios=(1, 1.25), layout="constrained"
     )

@@ -192,7 +192,7 @@ class StoreReader(Session):
             data = self._json(text, digest, kind, number)
             try:
                 records[number] = decode(data)
-            except (ValueError, OverflowError) as error:
+            except ValueError as error:
                 what = f"update {number}" if kind == "update" else f"the evaluation of version {number}"
                 raise NotAStoreError(
                     f"{self.path}: the record of {what} cannot be read ({error}); its records are not those of this "

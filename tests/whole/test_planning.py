@@ -20,7 +20,7 @@ from divopd.plan.dry_run import Plan, make_plan
 from divopd.plan.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.store import Store
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = TinySize(hidden=16, layers=2, heads=2, key_value_heads=1, feed_forward=32, context=2048)
 WORDS = ["go to fridge 1 You see nothing open close take from the a look examine desk"] * 2
 
@@ -296,7 +296,7 @@ def test_fewer_tasks_than_asked_for_are_all_evaluated(
     assert main([*room(model), "--out", str(tmp_path / "run")]) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if said in line] != []
     with Store.open_read_only(tmp_path / "run") as store:
-        assert [figures["tasks"] for figures in store.figures("evaluation").values()] == [30, 30]
+        assert [record.tasks for record in store.evaluations().values()] == [30, 30]
     assert main([*room(model, "evaluation.tasks=30"), "--dry-run"]) == 0
     assert "evaluation.tasks" not in capsys.readouterr().out
 

@@ -1,34 +1,42 @@
 """Loggers: JSON lines always, and each tracker by its real package, offline, read back with its own reader."""
 
 import json
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from divopd.errors import InputError, MissingExtraError
+from divopd.records import EvaluationRecord, UpdateRecord, decode_evaluation, decode_update
 from divopd.run.loggers import LOGGERS, METRICS, Loggers
+from doubles.small_records import make_evaluation_record, make_update_record
 
 SETTINGS = {"method": "divopd", "learner": {"lr": 1e-4}}
 
 
-def update(number: int) -> dict[str, Any]:
-    learner = {"loss": 0.5 / (number + 1), "seconds": {"step": 0.1}}
-    return {"update": number, "rows": 64, "learner": learner, "note": "no figure"}
+def update(number: int) -> UpdateRecord:
+    """One of 64 rows; the first has nothing to compare its log probabilities with."""
+    record = make_update_record(number, loss=0.5 / (number + 1))
+    assert record.learner is not None
+    gap = record.learner.logprob_gap if number else None
+    learner = replace(record.learner, seconds={"step": 0.1}, logprob_gap=gap)
+    return replace(record, batch=replace(record.batch, rows=64), learner=learner)
 
 
-def evaluation(version: int) -> dict[str, Any]:
-    return {"version": version, "success_rate": 10.0 * version, "by_kind": {"pick_and_place": 20.0}}
+def evaluation(version: int) -> EvaluationRecord:
+    return make_evaluation_record(version, success_rate=10.0 * version)
 
 
 def tell(folder: Path, *names: str) -> None:
     """Three updates and a late evaluation."""
     with Loggers(folder, names, SETTINGS) as loggers:
         for number in range(3):
-            loggers.report("update", update(number))
-        loggers.report("evaluation", evaluation(2))
-        loggers.report("restart", {"role": "teacher", "code": 1})
+            loggers.updated(update(number))
+        loggers.evaluated(evaluation(2))
+        loggers.told("the teacher died (exit code 1) and is started again")
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -36,11 +44,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_json_lines_have_every_figure(tmp_path: Path) -> None:
-    """One object a line, as the run reported it, with its kind."""
+    """One object a line, from which the record can be read again, with its kind."""
     tell(tmp_path)
-    assert lines(tmp_path) == [{"kind": "update", **update(n)} for n in range(3)] + [
-        {"kind": "evaluation", **evaluation(2)}
-    ]
+    told = lines(tmp_path)
+    assert [one["kind"] for one in told] == ["update", "update", "update", "evaluation"]
+    assert [decode_update(one) for one in told[:3]] == [update(n) for n in range(3)]
+    assert decode_evaluation(told[3]) == evaluation(2)
+    assert (told[2]["rows"], told[2]["learner"]["loss"], told[2]["wall_s"]) == (64, 0.5 / 3, 30.0)
 
 
 def test_a_resumed_run_tells_nothing_twice(tmp_path: Path) -> None:
@@ -106,14 +116,16 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("update/rows")] == [(n, 64.0) for n in range(3)]
     assert events.Scalars("evaluation/success_rate")[0].step == 2
     assert "update/learner/seconds/step" in events.Tags()["scalars"]
-    assert "update/note" not in events.Tags()["scalars"]
+    assert "update/learner/logprob_gap" not in events.Tags()["scalars"]
+    assert [e.step for e in events.Scalars("update/learner/logprob_gap/mean")] == [1, 2]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offline run is in the run's folder, with every figure in its log and nothing in the home."""
-    pytest.importorskip("wandb", reason="for want of the extra wandb")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # to import it makes folders that stay until the end
+    wandb = pytest.importorskip("wandb", reason="for want of the extra wandb")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     tell(tmp_path, "wandb")
@@ -124,6 +136,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         history = _history(tmp_path)
     assert [row["update/rows"] for row in history if "update/rows" in row] == [64.0] * 3
     assert [row["evaluation/version"] for row in history if "evaluation/version" in row] == [2]
+    wandb.teardown()  # its process would live as long as this one
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ pytest.importorskip("pydantic", reason="for want of the extra train")
 from rich.console import Console
 
 from divopd.config import Config
+from divopd.records import LogprobGap
 from divopd.report.terminal import TerminalView, duration, sparkline
 from divopd.store import Store
 from fake_runs import SETTINGS, evaluation, make_run
@@ -30,10 +31,10 @@ def show(run: Path, *, terminal: bool, first: int = 0, **kinds: float) -> str:
     out = StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, markup=False, highlight=False, _environ={})
     with Store.open_read_only(run) as store, TerminalView(CONFIG, console=console) as view:
-        for update, figures in list(store.figures("update").items())[first:]:
+        for update, record in store.update_records(first=first).items():
             if update % 3 == 0:
-                view.report("evaluation", {"version": update, **evaluation(10.0 + update, **kinds)})
-            view.report("update", {"update": update, **figures})
+                view.evaluated(evaluation(update, 10.0 + update, **kinds))
+            view.updated(record)
     return out.getvalue()
 
 
@@ -93,8 +94,11 @@ def test_a_restart_is_told_before_anything_else_is_known(terminal: bool) -> None
     out = StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, markup=False, highlight=False, _environ={})
     with TerminalView(CONFIG, console=console) as view:
-        view.report("restart", {"role": "explorer-0", "code": -9})
+        view.told("the explorer-0 died (exit code -9) and is started again")
+        view.told("the teacher \x1b]0;owned\x07 is away")
     assert "the explorer-0 died (exit code -9) and is started again" in out.getvalue()
+    assert "owned" in out.getvalue()
+    assert "\x1b]" not in out.getvalue()
 
 
 def test_time_left_of_a_live_run_is_by_its_own_clock(tmp_path: Path) -> None:
@@ -104,8 +108,8 @@ def test_time_left_of_a_live_run_is_by_its_own_clock(tmp_path: Path) -> None:
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=100, markup=False, highlight=False, _environ={})
     with Store.open_read_only(live) as store, TerminalView(config, console=console) as view:
-        for update, figures in store.figures("update").items():
-            view.report("update", {"update": update, **figures})
+        for record in store.update_records().values():
+            view.updated(record)
     assert "update 3/4, 10 s left" in out.getvalue()
     assert "wait, compose, publish 9.2" in out.getvalue()
 
@@ -115,9 +119,10 @@ def test_log_probabilities_that_come_apart_are_told_once(run: Path) -> None:
     out = StringIO()
     console = Console(file=out, width=100, markup=False, highlight=False, _environ={})
     with Store.open_read_only(run) as store, TerminalView(CONFIG, console=console) as view:
-        for update, figures in store.figures("update").items():
-            gap = {"version": update - 1, "tokens": 9, "mean": 0.85 if update in (2, 3, 5) else 0.09, "largest": 3.0}
-            view.report("update", {"update": update, **figures, "learner": {**figures["learner"], "logprob_gap": gap}})
+        for update, record in store.update_records().items():
+            assert record.learner is not None
+            gap = LogprobGap(update - 1, tokens=9, mean=0.85 if update in (2, 3, 5) else 0.09, largest=3.0)
+            view.updated(replace(record, learner=replace(record.learner, logprob_gap=gap)))
     told = [line for line in out.getvalue().splitlines() if "differ from those at generation" in line]
     assert [line.partition(":")[0] for line in told] == ["update 2", "update 5"]
     assert "by 0.85 nats on average (rows 1 updates old); expected at most 0.1" in told[0]

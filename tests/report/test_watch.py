@@ -25,7 +25,7 @@ from divopd.report.runs import read_run
 from divopd.store import Store
 from divopd.store.views import StoreViews
 from evil_runs import SCRIPT, make_evil_run
-from fake_runs import make_run
+from fake_runs import evaluation, make_run, replace_record
 
 
 class Client:
@@ -95,9 +95,9 @@ def test_news_tell_of_every_change(tmp_path: Path) -> None:
     try:
         seen = [client.get("news")]
         with Store.open(tmp_path / "one") as store:
-            store.record_figures("evaluation", 9, {"success_rate": 1.0})
+            assert store.record_evaluation(evaluation(9, 1.0))
             seen.append(client.get("news"))
-            store.record_event("note", {})
+            store.note("note", {})
             seen.append(client.get("news"))
         make_run(tmp_path / "two")
         seen.append(client.get("news"))
@@ -202,8 +202,7 @@ def test_a_run_on_its_first_update_has_no_figures_yet(tmp_path: Path) -> None:
     try:
         assert client.get("run/run/updates")["columns"] == {}
         assert client.get("run/run/batches")["total"] == 1
-        with Store.open(tmp_path / "run") as store:
-            store.record_figures("update", 0, {"of": "another version"})
+        replace_record(tmp_path / "run", "update", 0, {"of": "another version"})
         status, content = client.ask("/secret/api/run/run/updates")
         assert (status, "not those of this version" in json.loads(content)["error"]) == (404, True)
     finally:

@@ -18,7 +18,7 @@ from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
 from divopd.turns import write_turns
-from fake_runs import SETTINGS, evaluation, make_run
+from fake_runs import SETTINGS, evaluation, make_run, replace_record
 from strategies import turn
 
 
@@ -251,8 +251,7 @@ def test_wrong_runs_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no evaluation"):
         call(make_run(tmp_path / "run", rates=[None, None]))
     foreign = make_run(tmp_path / "foreign")
-    with Store.open(foreign) as store:
-        store.record_figures("update", 0, {"virtual_s": 1.0})
+    replace_record(foreign, "update", 0, {"virtual_s": 1.0})
     with pytest.raises(InputError, match="not those of this version"):
         call(foreign)
     with pytest.raises(InputError, match=r"\.png"):
@@ -309,7 +308,7 @@ def test_a_late_evaluation_costs_what_its_version_had_cost(tmp_path: Path) -> No
     """On the live clock an evaluation ends updates later; its cost is that of the version all the same."""
     folder = make_run(tmp_path / "run", rates=[0, 0, 0])
     with Store.open(folder) as store:
-        store.record_figures("evaluation", 2, evaluation(80) | {"virtual_s": 999.0})
+        assert store.record_evaluation(evaluation(2, 80))
     reached = next(one for one in read_run(folder).evaluations if one.version == 2)
     assert (reached.success_rate, reached.costs.elapsed_s) == (80, 20)
 

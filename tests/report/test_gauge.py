@@ -1,6 +1,7 @@
 """Queue pressure: each situation is recognised and gets the advice that fits it."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divopd.composers.composer import Settings
+from divopd.records import QueueFigures, UpdateRecord
 from divopd.report.gauge import QueuePressure, queue_pressure
 from divopd.store import Store
 from divopd.turns import Fate
+from doubles.small_records import make_update_record
 from fake_runs import make_run
 
 
-def updates(count: int = 10, *, arriving: int, rollouts: int, **figures: float) -> list[dict[str, Any]]:
-    """Figures of equal updates; `arriving` turns of `rollouts` rollouts come with each."""
-    same = {"rows": 64, "rollouts_used": 10, "rollouts_unused": 0, "stale": 0, "aged_out": 0, "invalid": 0}
-    same |= {"waited_s": 0.0, **figures}
+def record(number: int, *, elapsed_s: float, rows: int = 64, waited_s: float = 0.0, **queue: int) -> UpdateRecord:
+    """An update after which the queue is empty and nothing expired, but for what `queue` says of it."""
+    like = make_update_record(number)
+    calm = QueueFigures(
+        rollouts_put=0, turns_put=0, queued=0, stale=0, aged_out=0, invalid=0, rollouts_used=10, rollouts_unused=0
+    )
+    batch = replace(like.batch, rows=rows)
+    return replace(like, elapsed_s=elapsed_s, waited_s=waited_s, batch=batch, queue=replace(calm, **queue))
+
+
+def updates(count: int = 10, *, arriving: int, rollouts: int, **figures: Any) -> list[UpdateRecord]:
+    """Equal updates of ten seconds; `arriving` turns of `rollouts` rollouts come with each."""
     return [
-        same | {"turns_put": arriving * (n + 1), "rollouts_put": rollouts * (n + 1), "virtual_s": 10.0 * (n + 1)}
-        for n in range(count)
+        record(n - 1, elapsed_s=10.0 * n, turns_put=arriving * n, rollouts_put=rollouts * n, **figures)
+        for n in range(1, count + 1)
     ]
 
 
@@ -92,9 +103,10 @@ def test_balance_is_left_alone() -> None:
 
 def test_invalid_turns_of_an_old_backlog_are_no_negative_load() -> None:
     """Ten turns arrive while the gate drops sixty that have waited: the valid share of what is read counts."""
-    made = updates(count=5, arriving=10, rollouts=1, rows=4, invalid=60)
-    for number, figures in enumerate(made):
-        figures["queued"] = 1000 - 54 * number  # 64 are read each time, 4 of them valid
+    made = [
+        replace(one, queue=replace(one.queue, queued=1000 - 54 * one.update))  # 64 are read each time, 4 of them valid
+        for one in updates(count=5, arriving=10, rollouts=1, rows=4, invalid=60)
+    ]
     pressure = queue_pressure(made, Settings("divopd"), max_backlog=None)
     assert pressure is not None
     assert pressure.load == pytest.approx(10 * 4 / 64 / 4)
@@ -109,12 +121,12 @@ def test_a_load_is_between_nothing_and_all_that_arrives(flows: list[tuple[int, i
         read = min(wanted, queued)
         queued -= read
         invalid = min(bad, read)
-        (figures,) = updates(count=1, arriving=put, rollouts=1, rows=read - invalid, invalid=invalid)
-        made.append(figures | {"queued": queued, "rollouts_put": number, "virtual_s": 10.0 * number})
+        counts = {"turns_put": put, "rollouts_put": number, "queued": queued, "invalid": invalid}
+        made.append(record(number, elapsed_s=10.0 * number, rows=read - invalid, **counts))
     pressure = queue_pressure(made, Settings("divopd"), max_backlog=None)
     assert pressure is not None
     recent = made[-21:]
-    arrived = (recent[-1]["turns_put"] - recent[0]["turns_put"]) / (len(recent) - 1)
+    arrived = (recent[-1].queue.turns_put - recent[0].queue.turns_put) / (len(recent) - 1)
     assert 0 <= pressure.load <= arrived
 
 
@@ -127,7 +139,7 @@ def test_unused_rollouts_are_counted_exactly(tmp_path: Path, method: str) -> Non
         for turn in store.stored_turns():
             if turn.reason is None:
                 by_rollout[turn.rollout].append(turn.fate)
-        figures = store.figures("update")
+        records = store.update_records()
     used, unused = Counter[int](), Counter[int]()
     for fates in by_rollout.values():
         trained = [fate.update for fate in fates if fate.kind == "trained"]
@@ -137,14 +149,17 @@ def test_unused_rollouts_are_counted_exactly(tmp_path: Path, method: str) -> Non
         elif len(gone) == len(fates):
             unused[max(gone)] += 1
     assert sum(unused.values()) > 0
-    for update, figure in figures.items():
-        assert (figure["rollouts_used"], figure["rollouts_unused"]) == (used[update], unused[update])
+    assert len(records) == 12
+    for update, one in records.items():
+        assert (one.queue.rollouts_used, one.queue.rollouts_unused) == (used[update], unused[update])
 
 
 def test_only_recent_updates_count_and_one_is_too_few() -> None:
-    calm, storm = updates(50, arriving=64, rollouts=10), updates(30, arriving=640, rollouts=10)
-    storm = [f | {"turns_put": f["turns_put"] + 3200, "rollouts_put": f["rollouts_put"] + 500,
-                  "virtual_s": f["virtual_s"] + 500} for f in storm]  # fmt: skip
+    calm = updates(50, arriving=64, rollouts=10)
+    storm = [
+        record(50 + n, elapsed_s=500.0 + 10 * n, turns_put=3200 + 640 * n, rollouts_put=500 + 10 * n)
+        for n in range(1, 31)
+    ]
     pressure = queue_pressure(calm + storm, Settings("divopd"), max_backlog=None)
     assert pressure is not None
     assert pressure.load == 10.0

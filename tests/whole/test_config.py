@@ -6,12 +6,13 @@ import pytest
 
 pytest.importorskip("torch", reason="for want of the extra train")
 
+from divopd.composers import TopB
 from divopd.config import Config, load_config
 from divopd.errors import InputError
 from divopd.methods import METHODS
 from divopd.models.optimization import Optimization
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = ("alfworld-1.7b", "alfworld-4b", "webshop-3b", "webshop-7b", "scienceworld-1.5b", "scienceworld-3b")
 COMPARED = ("vanilla", "tcod-f2b", "turnopd", "divopd-focus", "divopd-base", "divopd", "divopd-r", "divopd-adaptive")
 
@@ -129,9 +130,9 @@ def test_parts_are_what_the_pipeline_takes() -> None:
     """The learner's part is an Optimization, and the composer carries method, seed and the number of updates."""
     config = Config.model_validate({"seed": 3, "method": "top-b", "learner": {"updates": 11}})
     assert isinstance(config.learner, Optimization)
-    settings = config.make_composer().settings
-    assert (settings.method, settings.seed, settings.total_updates) == ("top-b", 3, 11)
-    assert isinstance(config.make_composer(), METHODS["top-b"])
+    composer = METHODS[config.method].make_composer(config.composer)
+    assert type(composer) is TopB
+    assert (composer.settings.method, composer.settings.seed, composer.settings.total_updates) == ("top-b", 3, 11)
 
 
 # ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -173,10 +173,10 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
 def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of random models, eight updates with an evaluation every two."""
     pytest.importorskip("transformers", reason="for want of the extra train")
-    from small_runs import config, start
+    from small_runs import config, train_small
 
     folder = tmp_path_factory.mktemp("audited") / "run"
-    start(folder, config(models, learner={"updates": 8}, evaluation={"every": 2})).run()
+    train_small(folder, config(models, learner={"updates": 8}, evaluation={"every": 2}))
     return folder
 
 

@@ -17,8 +17,8 @@ from literal import LiteralDivOPD
 from strategies import candidates, recordings, turn
 
 UPDATE = 5
-GATED = [name for name, kind in METHODS.items() if kind.gated]
-WIDE = [name for name, kind in METHODS.items() if kind.keeps_pending]
+GATED = [name for name, method in METHODS.items() if method.composer.gated]
+WIDE = [name for name, method in METHODS.items() if method.composer.keeps_pending]
 SETTINGS = {
     "batch_size": st.integers(1, 12),
     "pool_multiplier": st.integers(1, 4),
