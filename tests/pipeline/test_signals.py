@@ -127,7 +127,7 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
 
 def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
     """An environment that does not answer keeps the first SIGTERM waiting; the second one ends the process."""
-    room = Path(__file__).parent / "fragile_room.py"
+    room = Path(__file__).parents[1] / "fragile_room.py"
     begin_run(config(models, environment={"name": f"{room}:StuckRoom"}), tmp_path / "run")
     with training(tmp_path / "run", "--grace", "900") as process:
         assert process.stderr is not None
@@ -144,7 +144,7 @@ def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
     """On the live clock: explorer and evaluator hang in an environment; the second SIGTERM leaves no role behind."""
-    room = Path(__file__).parent / "fragile_room.py"
+    room = Path(__file__).parents[1] / "fragile_room.py"
     run = tmp_path / "run"
     begin_run(config(models, clock="live", environment={"name": f"{room}:StuckRoom"}), run)
     with training(run, "--grace", "900") as process:

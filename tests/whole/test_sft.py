@@ -33,7 +33,7 @@ from divopd.models.tiny import TinySize  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy, hidden_states  # noqa: E402
 from divopd.prompts import Codec, PromptStyle  # noqa: E402
 
-HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
+HUNT = f"{Path(__file__).parents[1] / 'coin_hunt.py'}:CoinHunt"
 TERSE = PromptStyle(answer="terse", actions="unlisted")
 LESSONS = Lessons(HUNT, TERSE)
 SMALL = TinySize(hidden=64, layers=2, heads=4, key_value_heads=4, feed_forward=128, context=512)

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 from divopd.cli import main  # noqa: E402
 from divopd.store import Store  # noqa: E402
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "counting_room"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "counting_room"
 ROOM = f"{EXAMPLE / 'counting_room.py'}:CountingRoom"
 
 

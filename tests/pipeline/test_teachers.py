@@ -20,7 +20,7 @@ from small_runs import SIZE, config, outcome, train_small
 from strategies import turn
 
 ODD = "*[13579]"  # tasks end with their number
-FRAGILE = Path(__file__).parent / "fragile_room.py"
+FRAGILE = Path(__file__).parents[1] / "fragile_room.py"
 
 
 @pytest.fixture(scope="module")

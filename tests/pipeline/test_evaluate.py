@@ -22,7 +22,7 @@ from divopd.prompts import Codec  # noqa: E402
 from divopd.records import encode_evaluation  # noqa: E402
 from divopd.run.checkpoints import publish_weights  # noqa: E402
 
-DRAW = f"{Path(__file__).parent / 'lucky_draw.py'}:LuckyDraw"
+DRAW = f"{Path(__file__).parents[1] / 'lucky_draw.py'}:LuckyDraw"
 SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=512)
 TOKENIZER = build_tokenizer(["Draw for one. You win. Nothing."])
 

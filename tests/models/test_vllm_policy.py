@@ -33,7 +33,7 @@ from divopd.store import Store
 from divopd.teacher import Teachers, score_rollouts
 from divopd.turns import Rollout
 
-DEFAULT = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
+DEFAULT = Path(__file__).parents[2] / "configs" / "default" / "divopd.yaml"
 LIVE = ["clock=live", "student.engine=vllm", "teacher.engine=vllm"]
 TOLERANCE = 1e-4  # nats, in float32; what was seen is 1e-5
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(4, 300, 300)]
