@@ -1,4 +1,4 @@
-"""Environments for tests that die: for every other task, always, or by a bug. One does not die, and hangs."""
+"""Environments for tests that die: for every other task, always, in training, or by a bug. One hangs instead."""
 
 import time
 from pathlib import Path
@@ -34,6 +34,17 @@ class FallenRoom(FragileRoom):
 
     def breaks(self) -> bool:
         return True
+
+
+class FallenSchool(FragileRoom):
+    """Every training task breaks off, and no other."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        return [f"{split}/{number}" for number in range(16)]
+
+    def breaks(self) -> bool:
+        return self.task.startswith("train/")
 
 
 class BuggyRoom(FragileRoom):

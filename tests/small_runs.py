@@ -6,9 +6,10 @@ from pathlib import Path
 from divopd.bootstrap.demonstrations import Slips, demonstrate, texts
 from divopd.config import Config
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
-from divopd.pipeline.begin import begin_run
-from divopd.pipeline.simulated import SimulatedRun
+from divopd.pipeline.begin import begin_run, go_on
+from divopd.pipeline.wishes import Wishes
 from divopd.prompts import style_for
+from divopd.records import Observer, Observers
 from divopd.store import Store
 
 SIZE = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=64)
@@ -40,15 +41,18 @@ def config(models: Path, **changes: object) -> Config:
     return Config.model_validate(data)
 
 
-def start(folder: Path, settings: Config) -> SimulatedRun:
+def train_small(
+    folder: Path, settings: Config, *, observer: Observer | None = None, wishes: Wishes | None = None
+) -> None:
+    """Begin a run, or go on with it, and train it to its end."""
     if not (folder / "store.db").exists():
         begin_run(settings, folder)
-    return SimulatedRun(settings, folder, report=lambda kind, figures: None)
+    go_on(settings, folder, observer=observer or Observers(), wishes=wishes)
 
 
-def outcome(folder: Path) -> tuple[str, tuple[int, ...], dict]:
-    """The digest of the whole ledger, the account, and the evaluations."""
+def outcome(folder: Path) -> tuple[str, tuple[int, ...], dict[int, float]]:
+    """The digest of the whole ledger, the account, and the success rates of the evaluations by version."""
     with Store.open_read_only(folder) as store:
         assert store.account().adds_up
-        rates = {version: figures["success_rate"] for version, figures in store.figures("evaluation").items()}
+        rates = {version: record.success_rate for version, record in store.evaluations().items()}
         return store.batch(store.updates - 1).digest, tuple(store.account()), rates

@@ -44,25 +44,33 @@ class Teachers:
         scored = {r.id: r for teacher, share in self.shares(rollouts) for r in score_rollouts(teacher, share)}
         return [scored[rollout.id] for rollout in rollouts]
 
-    def retrying(self, *, begins: Callable[[TeacherAwayError], None], waits: Callable[[], None]) -> "Teachers":
+    def retrying(
+        self,
+        *,
+        begins: Callable[[TeacherAwayError], None],
+        waits: Callable[[], None],
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> "Teachers":
         """The same teachers, asked again while they are away; see Absence and Retrying."""
-        others = {p: Retrying(other, Absence(begins), waits) for p, other in self.by_task.items()}
-        return Teachers(Retrying(self.default, Absence(begins), waits), others)
+        others = {p: Retrying(other, Absence(begins), waits, sleep) for p, other in self.by_task.items()}
+        return Teachers(Retrying(self.default, Absence(begins), waits, sleep), others)
 
 
 class Absence:
     """How long a teacher has been away. `begins` hears of it once; after an hour the error is the caller's."""
 
-    def __init__(self, begins: Callable[[TeacherAwayError], None]) -> None:
-        self._begins = begins
+    def __init__(
+        self, begins: Callable[[TeacherAwayError], None], *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._begins, self._now = begins, now
         self._since: float | None = None
 
     def noticed(self, error: TeacherAwayError) -> None:
         """It could not be reached just now."""
         if self._since is None:
-            self._since = time.monotonic()
+            self._since = self._now()
             self._begins(error)
-        elif time.monotonic() - self._since > AWAY_LIMIT_S:
+        elif self._now() - self._since > AWAY_LIMIT_S:
             raise error
 
     def ended(self) -> None:
@@ -71,10 +79,16 @@ class Absence:
 
 
 class Retrying:
-    """A teacher that is asked again while it cannot be reached; `waits` is called before every new try."""
+    """A teacher that is asked again while it cannot be reached; `waits`, then `sleep`, before every new try."""
 
-    def __init__(self, engine: Engine, absence: Absence, waits: Callable[[], None]) -> None:
-        self._engine, self._absence, self._waits = engine, absence, waits
+    def __init__(
+        self,
+        engine: Engine,
+        absence: Absence,
+        waits: Callable[[], None],
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._engine, self._absence, self._waits, self._sleep = engine, absence, waits, sleep
         self.tokenizer, self.exact = engine.tokenizer, engine.exact
 
     @property
@@ -101,7 +115,7 @@ class Retrying:
             except TeacherAwayError as error:
                 self._absence.noticed(error)
             self._waits()
-            time.sleep(RETRY_S)
+            self._sleep(RETRY_S)
 
 
 def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:

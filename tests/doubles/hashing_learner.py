@@ -8,7 +8,7 @@ from typing import Any
 
 from divopd.records import UpdateFigures
 from divopd.run.durable_folder import verify, write_folder
-from divopd.turns import Turn
+from divopd.turns import Turn, turn_to_json
 from divopd.validity import valid_mask, why_invalid
 
 
@@ -21,8 +21,9 @@ class HashingLearner:
 
     def update(self, turns: Sequence[Turn], weights: Sequence[float]) -> UpdateFigures:
         self.asked.append("update")
-        rows = [[*turn.key, weight, turn.response_ids] for turn, weight in zip(turns, weights, strict=True)]
-        self.digest = hashlib.sha256((self.digest + json.dumps(rows)).encode()).hexdigest()
+        whole = [turn_to_json(turn) | {"available_at": 0} for turn in turns]  # all of a turn but when it arrived
+        rows = json.dumps(list(zip(whole, weights, strict=True)))
+        self.digest = hashlib.sha256((self.digest + rows).encode()).hexdigest()
         alive = [turn for turn in turns if why_invalid(turn) is None]
         tokens = sum(turn.tokens for turn in turns)
         return UpdateFigures(
@@ -45,7 +46,7 @@ class HashingLearner:
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
         self.asked.append("save")
         content = json.dumps({"digest": self.digest, "state": dict(state)})
-        write_folder(folder, update, lambda target: (target / "learner.json").write_text(content) and None, keep=2)
+        write_folder(folder, update, lambda target: (target / "learner.json").write_text(content), keep=2)
 
     def load(self, path: Path) -> dict[str, Any]:
         self.asked.append("load")

@@ -11,6 +11,8 @@ from divopd.records import Clock
 from divopd.store import JournaledBatch, Ledger, Queue
 from divopd.turns import Rollout
 
+UPDATE_S = 2.0
+
 
 class BothFaces(Queue, Ledger, Protocol):
     """A store that is asked by explorers and by the learner."""
@@ -24,10 +26,14 @@ class ScriptedWorld:
     def __init__(self, store: BothFaces, script: Callable[[int, int], Rollout], *, batch_size: int) -> None:
         self.store, self.script, self.batch_size = store, script, batch_size
         self.heed: Callable[[], None] = lambda: None
-        self.elapsed_s = self.learner_s = 0.0
+        self.learner_s = 0.0
         self.version = 0
         self.published: list[tuple[int, Any]] = []
         self.evaluated: list[int] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.store.arrived().rollouts + self.learner_s
 
     def publish(self, version: int, learner: Learner) -> None:
         self.version = version
@@ -40,24 +46,25 @@ class ScriptedWorld:
         self.heed()
         began = self.elapsed_s
         while update >= self.store.updates and self.store.rows(composer, update=update) < self.batch_size:
-            self.store.put(self.script(self.store.arrived().rollouts, self.version))
-            self.elapsed_s += 1.0
+            self.arrive(self.script(self.store.arrived().rollouts, self.version))
             self.heed()
         return Waited(self.elapsed_s - began)
 
+    def arrive(self, rollout: Rollout) -> None:
+        self.store.put(rollout)
+
     @contextmanager
     def updating(self, batch: JournaledBatch) -> Generator[None]:
+        self.learner_s += UPDATE_S
         self.heed()
-        self.elapsed_s += 2.0
-        self.learner_s += 2.0
         yield
 
     def state(self) -> dict[str, Any]:
-        return {"elapsed_s": self.elapsed_s, "learner_s": self.learner_s}
+        return {"learner_s": self.learner_s}
 
     def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
 
     def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:
         self.version = version
-        self.elapsed_s, self.learner_s = state["elapsed_s"], state["learner_s"]
+        self.learner_s = state["learner_s"]

@@ -1,10 +1,9 @@
-"""An explorer and a learner as real processes, which tests kill: `python store_processes.py ROLE RUN NAME`.
+"""Rollouts for tests, and roles as real processes, which tests kill: `python store_processes.py ROLE RUN NAME`.
 
-They do no learning. What matters is what they say in their logs, because a log line is written only after the store
-has answered: whatever a line claims must hold in the store afterwards, however the process ended.
+What matters is what they say in their logs, because a log line is written only after the store has answered: whatever a
+line claims must hold in the store afterwards, however the process ended. training_processes.py has the learner.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -16,11 +15,10 @@ from typing import Any, Protocol
 from divopd.composers.composer import Composer
 from divopd.methods import make_composer
 from divopd.store import Ledger, Queue, Store
-from divopd.turns import Rollout, Turn, turn_to_json
+from divopd.turns import Rollout, Turn
 
-UPDATES_PER_CHECKPOINT = 3
 MAX_BACKLOG = 300  # turns; an explorer waits while there are more
-WORK_UPDATES = 6
+COMPOSER = {"batch_size": 8, "pool_multiplier": 4, "cap": 2, "max_staleness": 6, "max_pending_age": 3}
 
 
 class QueueAndLedger(Queue, Ledger, Protocol):
@@ -53,7 +51,7 @@ def _make_turn(name: str, number: int, version: int, task: str, rng: random.Rand
 
 
 def make_test_composer() -> Composer:
-    return make_composer("divopd", batch_size=8, pool_multiplier=4, cap=2, max_staleness=6, max_pending_age=3)
+    return make_composer("divopd", **COMPOSER)
 
 
 def fill(store: QueueAndLedger, *, rollouts: int = 6, updates: int = 3) -> int:
@@ -64,12 +62,6 @@ def fill(store: QueueAndLedger, *, rollouts: int = 6, updates: int = 3) -> int:
             store.put(make_rollout(f"e.{update}.{number}", version=update))
         store.compose(make_test_composer(), update=update, epoch=epoch)
     return epoch
-
-
-def train(weights: str, update: int, turns: list[Turn]) -> str:
-    """One update of "weights" that depend on every number of every turn and on the order of everything."""
-    content = [turn_to_json(turn) | {"available_at": 0} for turn in turns]
-    return hashlib.sha256(json.dumps([weights, update, content]).encode()).hexdigest()
 
 
 class Log:
@@ -110,52 +102,6 @@ def _put(store: Store, log: Log, identity: str, version: int) -> None:
         return
 
 
-def learn(run: Path, name: str) -> None:
-    """Train until told to stop, from the last checkpoint on: first what is in the journal, then what is composed."""
-    log, composer = Log(run / f"{name}.log"), make_test_composer()
-    with Store.open(run) as store:
-        epoch = store.begin_learner()
-        update, weights = resume(store, epoch)
-        log.write("resume", update, store.updates)
-        while not (run / "stop").exists():
-            if update < store.updates:
-                batch = store.batch(update)
-            elif store.rows(composer, update=update):
-                batch = store.compose(composer, update=update, epoch=epoch)
-            else:
-                time.sleep(0.002)
-                continue
-            log.write("train", update, batch.digest, [turn.key for turn in batch.turns])
-            update, weights = update + 1, train(weights, update, batch.turns)
-            if update % UPDATES_PER_CHECKPOINT == 0:
-                save_checkpoint(run, update, weights)
-                store.acknowledge(update - 1, epoch=epoch)
-                log.write("settled", update - 1, store.settle(update - 1, epoch=epoch))
-
-
-def resume(store: Store, epoch: int) -> tuple[int, str]:
-    """Go on from the checkpoint; its acknowledgement may have been lost with the process that wrote it."""
-    update, weights = load_checkpoint(store.path.parent)
-    if update:
-        store.acknowledge(update - 1, epoch=epoch)
-    return update, weights
-
-
-def load_checkpoint(run: Path) -> tuple[int, str]:
-    path = run / "checkpoint.json"
-    update, weights = json.loads(path.read_text()) if path.exists() else (0, "")
-    return update, weights
-
-
-def save_checkpoint(run: Path, update: int, weights: str) -> None:
-    partial = run / "checkpoint.partial"
-    with partial.open("w") as file:
-        file.write(json.dumps([update, weights]))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(run / "checkpoint.json")
-
-
 def settle(run: Path, name: str) -> None:
     """Settle the next update for every line of input; first the one that an earlier life may not have finished."""
     log, done = Log(run / f"{name}.log"), [line for line in read_log(run / f"{name}.log") if line[0] == "settled"]
@@ -167,32 +113,5 @@ def settle(run: Path, name: str) -> None:
             log.write("settled", update)
 
 
-def work(run: Path, name: str) -> None:
-    """Both roles in turn, a fixed amount of work: every system call of it can be counted, and struck."""
-    log, composer = Log(run / f"{name}.log"), make_test_composer()
-    store_file = run / "store.db"
-    with Store.open(run) if store_file.exists() else Store.create(store_file) as store:
-        log.write("open")
-        update, weights = resume(store, store.begin_learner())
-        for count in range(update, WORK_UPDATES):
-            identity = f"{name}.{count}"
-            version = {line[1]: line[2] for line in read_log(run / f"{name}.log") if line[0] == "try"}.get(identity)
-            if version is None:
-                version = store.updates
-                log.write("try", identity, version)
-            store.put(make_rollout(identity, version=version))
-            log.write("put", identity, version)
-            epoch = store.begin_learner()
-            batch = (
-                store.batch(update) if update < store.updates else store.compose(composer, update=update, epoch=epoch)
-            )
-            log.write("train", update, batch.digest, [turn.key for turn in batch.turns])
-            update, weights = update + 1, train(weights, update, batch.turns)
-            if update % UPDATES_PER_CHECKPOINT == 0:
-                save_checkpoint(run, update, weights)
-                store.acknowledge(update - 1, epoch=epoch)
-                log.write("settled", update - 1, store.settle(update - 1, epoch=epoch))
-
-
 if __name__ == "__main__":
-    {"explore": explore, "learn": learn, "settle": settle, "work": work}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])
+    {"explore": explore, "settle": settle}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

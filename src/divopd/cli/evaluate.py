@@ -66,9 +66,10 @@ def run(args: argparse.Namespace) -> int:
 def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from divopd.pipeline.evaluator import Evaluator
+    from divopd.evaluation import exam_of, open_at_takeover
     from divopd.plan.dry_run import taught_otherwise
     from divopd.prompts import Codec
+    from divopd.records import encode_evaluation
     from divopd.teacher import check_vocabularies
 
     config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
@@ -79,16 +80,19 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
     policy = _load(config, weights)
-    evaluator = Evaluator(config, Codec(policy.tokenizer))
+    exam = exam_of(config, Codec(policy.tokenizer))
     if args.after:
         _check_model(args.after)
         first = _load(_in_place(config, args.after), None)
         check_vocabularies(first.tokenizer, policy.tokenizer)
-        figures = evaluator.evaluate_takeover(policy, student=first, after_turns=args.after_turns)
+        played = exam.play_takeover(policy, student=first, after_turns=args.after_turns)
+        played = open_at_takeover(played, after_turns=args.after_turns)
     else:
-        figures = evaluator.evaluate(policy)
-    named = {"what": what, "version": int(weights.name) if weights else None, "environment": config.environment.name}
-    return named | figures
+        played = exam.play(policy)
+    version = int(weights.name) if weights else None
+    named = {"what": what, "version": version, "environment": config.environment.name}
+    figures = encode_evaluation(exam.record(played, version=version or 0))
+    return named | figures | {"version": version}  # a model that is no run's has none
 
 
 def _is_run(what: str) -> bool:

@@ -142,11 +142,12 @@ class SimulatedWorld:
         starved = 0.0
         if update < self.store.updates:
             if len(self.store.journal(update).selected) < size:  # it was the limit that ended the wait
-                self._explore(until=max(limit, self.elapsed_s))
+                self._explore(until=max(limit, self.elapsed_s), waiting=True)
             return Waited(self.elapsed_s - began)
         while (rows := self.store.rows(composer, update=update)) < size:
+            self._wake()
             if self._next_end() >= limit and rows:
-                self._explore(until=max(limit, self.elapsed_s))
+                self._explore(until=max(limit, self.elapsed_s), waiting=True)
                 break
             before = self.elapsed_s
             self._next_arrival()
@@ -202,19 +203,22 @@ class SimulatedWorld:
         return min(slot.ends_at for slot in self.slots)
 
     def _next_arrival(self) -> None:
-        """Go on to the next arrival. Admission control holds nobody back while the learner itself waits."""
+        """Go on to the next arrival, for which the learner waits."""
         before = self.rollouts_put
         while self.rollouts_put == before:
             self._wake()
-            self._explore(until=self._next_end(), inclusive=True)
+            self._explore(until=self._next_end(), inclusive=True, waiting=True)
 
     def _wake(self) -> None:
         """Slots that admission control holds back may start now."""
         self.slots = [Slot(self.elapsed_s) if slot.ends_at == inf else slot for slot in self.slots]
 
-    def _explore(self, *, until: float, inclusive: bool = False) -> None:
-        """Let virtual time pass: rollouts that end enter the queue in order, and their slots start anew."""
-        if self._has_room():
+    def _explore(self, *, until: float, inclusive: bool = False, waiting: bool = False) -> None:
+        """Let virtual time pass: rollouts that end enter the queue in order, and their slots start anew.
+
+        Admission control holds nobody back while the learner itself is `waiting`.
+        """
+        if waiting or self._has_room():
             self._wake()
         while True:
             due = [n for n, s in enumerate(self.slots) if s.ends_at < until or (inclusive and s.ends_at == until)]
@@ -228,7 +232,7 @@ class SimulatedWorld:
                 if moment >= together:
                     break
                 self._arrive(number)
-                if self._has_room():
+                if waiting or self._has_room():
                     starting.append((number, moment))
             self._start(starting)
         if until != inf:

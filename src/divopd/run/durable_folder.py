@@ -31,7 +31,7 @@ def numbered_folders(parent: Path) -> list[Path]:
     return sorted((p for p in parent.iterdir() if p.name.isdigit() and p.is_dir()), key=lambda p: int(p.name))
 
 
-def write_folder(parent: Path, number: int, fill: Callable[[Path], None], *, keep: int | None) -> Path:
+def write_folder(parent: Path, number: int, fill: Callable[[Path], object], *, keep: int | None) -> Path:
     """Let `fill` write files into an empty folder, and make that folder PARENT/NUMBER in one step.
 
     When it returns, the folder is on disk and verified, and only then are all but the newest `keep` deleted (None

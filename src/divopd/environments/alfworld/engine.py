@@ -1,7 +1,7 @@
 """ALFWorld's text games in plain Python: the rules of its domain, state by state, with the package's own words.
 
 The package grounds the domain with a planner's translator and questions it after each action; here each rule is a few
-lines over sets of numbers. tests/test_alfworld_package.py holds both side by side.
+lines over sets of numbers. tests/environments/test_alfworld_package.py holds both side by side.
 """
 
 from collections import defaultdict

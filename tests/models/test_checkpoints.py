@@ -1,5 +1,6 @@
 """Checkpoints and published weights: whole or not at all, and never trusted when damaged."""
 
+import hashlib
 import json
 import random
 import resource
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("safetensors", reason="for want of the extra train")
 
 from divopd.errors import CheckpointError  # noqa: E402
+from divopd.models.weights import gathered_weights  # noqa: E402
 from divopd.run.checkpoints import (  # noqa: E402
     CHECKPOINT_FILES,
     latest_checkpoint,
@@ -25,6 +27,7 @@ from divopd.run.checkpoints import (  # noqa: E402
     save_checkpoint,
     verify,
 )
+from divopd.run.durable_folder import write_folder  # noqa: E402
 
 
 class Tied(torch.nn.Module):
@@ -82,12 +85,13 @@ sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(int(sys.argv[4]))
 from test_checkpoints import make, train
+from divopd.models.weights import gathered_weights
 from divopd.run.checkpoints import load_checkpoint, publish_weights
 model, optimizer = make(99)
 loaded = load_checkpoint(sys.argv[2], model=model, optimizer=optimizer)
 assert (loaded.update, loaded.state) == (4, {"pending": [4]})
 train(model, optimizer, 2)
-publish_weights(sys.argv[3], 6, model)
+publish_weights(sys.argv[3], 6, gathered_weights(model))
 """
 
 
@@ -208,13 +212,15 @@ def test_weights_of_another_model_are_refused(saved: Path) -> None:
 def test_published_weights_carry_the_digest_of_what_is_loaded(tmp_path: Path) -> None:
     """The same weights have the same digest, other weights another; a checkpoint is not demanded of them."""
     model, optimizer = make(0)
-    digests = [publish_weights(tmp_path, version, model) for version in (0, 1)]
+    for version in (0, 1):
+        publish_weights(tmp_path, version, gathered_weights(model))
     train(model, optimizer, 1)
-    digests.append(publish_weights(tmp_path, 2, model))
+    publish_weights(tmp_path, 2, gathered_weights(model))
+    digests = [verify(tmp_path / f"00000{v}")["files"]["weights.safetensors"]["sha256"] for v in range(3)]
     assert digests[0] == digests[1] != digests[2]
+    assert digests[2] == hashlib.sha256((tmp_path / "000002" / "weights.safetensors").read_bytes()).hexdigest()
     other, its_optimizer = make(4)
     load_weights(tmp_path / "000002", other)
-    assert verify(tmp_path / "000002")["files"]["weights.safetensors"]["sha256"] == digests[2]
     assert same(model, other)
     with pytest.raises(CheckpointError, match="got published weights, expected a checkpoint"):
         load_checkpoint(tmp_path / "000002", model=other, optimizer=its_optimizer)
@@ -222,11 +228,11 @@ def test_published_weights_carry_the_digest_of_what_is_loaded(tmp_path: Path) ->
 
 def test_only_the_newest_are_kept_and_the_same_number_is_replaced(tmp_path: Path) -> None:
     """`keep` counts the newest by number (also beyond six digits), and leftovers of a killed process vanish."""
-    model, _ = make(0)
     (tmp_path / ".000001.partial").mkdir()
-    for version in (8, 9, 999_999, 1_000_000, 9):
-        publish_weights(tmp_path, version, model, keep=3)
+    for count, number in enumerate((8, 9, 999_999, 1_000_000, 9)):
+        write_folder(tmp_path, number, lambda target, n=count: (target / "a").write_text(str(n)), keep=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000009", "1000000", "999999"]
+    assert (tmp_path / "000009" / "a").read_text() == "4"
     assert latest_checkpoint(tmp_path) == tmp_path / "1000000"
     assert latest_checkpoint(tmp_path / "nothing") is None
 

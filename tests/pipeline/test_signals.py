@@ -1,5 +1,6 @@
 """SIGTERM and SIGUSR1 to `divopd train`: a checkpoint of the newest update, the exit code, and the way back."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from divopd.run.checkpoints import latest_checkpoint
 from divopd.config import Config
 from divopd.pipeline.begin import begin_run
-from divopd.pipeline.simulated import SimulatedRun
 from divopd.pipeline.wishes import Stopped, Wishes
+from divopd.run.checkpoints import latest_checkpoint
 from divopd.store import Store
 from divopd.turns import Turn
-from small_runs import config, outcome, start
+from small_runs import config, outcome, train_small
 from waiting import wait_for
 
 SELDOM = {"explorer": {"sync_interval": 2}}
@@ -40,7 +40,7 @@ def training(run: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 def updates(run: Path) -> int:
     """Updates that were trained and recorded."""
     with Store.open_read_only(run) as store:
-        return len(store.figures("update"))
+        return len(store.update_records())
 
 
 def checkpointed(run: Path) -> int:
@@ -73,13 +73,15 @@ def stop_often(folder: Path, settings: Config) -> set[tuple[int, int]]:
     begin_run(settings, folder)
     seen = set()
     for patience in count(3):
-        run = SimulatedRun(settings, folder, report=lambda kind, figures: None, wishes=Impatient(patience))
         try:
-            run.run()
+            train_small(folder, settings, wishes=Impatient(patience))
             break
         except Stopped:
-            seen.add((run.version, run.acting_version))
-            assert checkpointed(folder) == run.version - 1
+            assert checkpointed(folder) == updates(folder) - 1
+            if newest := latest_checkpoint(folder / "checkpoints"):
+                state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+                assert state["version"] == state["world"]["version"] == updates(folder)
+                seen.add((state["version"], state["world"]["acting_version"]))
     return seen
 
 
@@ -87,7 +89,7 @@ def stop_often(folder: Path, settings: Config) -> set[tuple[int, int]]:
 def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_path: Path, changes: dict) -> None:
     """Stops between any two turns of exploring and evaluating: the same ledger, success rates and log probabilities."""
     settings = config(models, learner={"updates": 6, "checkpoint_every": 50}, **changes)
-    start(tmp_path / "whole", settings).run()
+    train_small(tmp_path / "whole", settings)
     seen = stop_often(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
     assert turns(tmp_path / "stopped") == turns(tmp_path / "whole")
@@ -118,14 +120,14 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
     )
     assert middle + 2 < updates(run) < 60
     assert checkpointed(run) == updates(run) - 1
-    start(run, settings).run()
-    start(tmp_path / "whole", settings).run()
+    train_small(run, settings)
+    train_small(tmp_path / "whole", settings)
     assert outcome(run)[:2] == outcome(tmp_path / "whole")[:2]
 
 
 def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
     """An environment that does not answer keeps the first SIGTERM waiting; the second one ends the process."""
-    room = Path(__file__).parent / "fragile_room.py"
+    room = Path(__file__).parents[1] / "fragile_room.py"
     begin_run(config(models, environment={"name": f"{room}:StuckRoom"}), tmp_path / "run")
     with training(tmp_path / "run", "--grace", "900") as process:
         assert process.stderr is not None
@@ -142,7 +144,7 @@ def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
     """On the live clock: explorer and evaluator hang in an environment; the second SIGTERM leaves no role behind."""
-    room = Path(__file__).parent / "fragile_room.py"
+    room = Path(__file__).parents[1] / "fragile_room.py"
     run = tmp_path / "run"
     begin_run(config(models, clock="live", environment={"name": f"{room}:StuckRoom"}), run)
     with training(run, "--grace", "900") as process:

@@ -16,12 +16,12 @@ from divopd.errors import AlignmentError, InputError, TeacherAwayError
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.pipeline.begin import begin_run
-from divopd.pipeline.live import LiveRun
 from divopd.pipeline.models import load_models
+from divopd.records import UpdateRecord
 from divopd.store import Store
 from divopd.validity import why_invalid
-from small_runs import SIZE, config, outcome, start
+from doubles.listener import Listener
+from small_runs import SIZE, config, outcome, train_small
 from strategies import turn
 from teacher_server import TeacherServer
 
@@ -151,17 +151,23 @@ def test_a_served_teacher_trains_like_a_local_one(
 ) -> None:
     """The same batches on the simulated clock, also where the teacher acts, and although it was away for a while."""
     recovery = {"patience": 1, "takeover": 2}
-    start(tmp_path / "local", config(models, method=method, recovery=recovery)).run()
+    train_small(tmp_path / "local", config(models, method=method, recovery=recovery))
     served = config(models, method=method, recovery=recovery, teacher={"model": "teacher", "url": server.url})
-    run = start(tmp_path / "served", served)
-    server.stop()
     back = threading.Timer(1.5, server.start)
-    back.start()
-    run.run()
+
+    def go_away(record: UpdateRecord) -> None:
+        if record.update == 1:
+            server.stop()
+            back.start()
+
+    listener = Listener(go_away)
+    train_small(tmp_path / "served", served, observer=listener)
     back.join()
     assert journal(tmp_path / "local") == journal(tmp_path / "served")
     with Store.open_read_only(tmp_path / "served") as store:
-        assert "teacher_away" in [kind for kind, _ in store.events()]
+        [(_, kind, event)] = store.events()
+    assert kind == "teacher_away"
+    assert listener.sentences == [f"a teacher is away, its rollouts wait: {event['error']}"]
 
 
 def journal(folder: Path) -> list[Any]:
@@ -177,24 +183,22 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
     served = {"model": "teacher", "url": server.url}
     plan = {"updates": 40, "max_wait_s": 90}  # more than can be made of what was scored before
     settings = config(models, clock="live", teacher=served, learner=plan, evaluation={"every": 40})
-    begin_run(settings, tmp_path / "run")
-    run = LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None)
     waiting: list[int] = []
-    tell = run._tell
 
-    def interrupt(store: Store) -> None:
-        if not waiting and store.updates >= 2:
+    def interrupt(_record: UpdateRecord) -> None:
+        if not waiting and len(listener.updates) >= 2:
             server.stop()
-            time.sleep(60)
-            waiting.append(len(store.unscored(10_000)))
+            time.sleep(60)  # only who tells of the run sleeps; its roles go on
+            with Store.open(tmp_path / "run") as store:
+                waiting.append(len(store.unscored(10_000)))
             server.start()
-        tell(store)
 
-    run._tell = interrupt  # type: ignore[method-assign]
-    run.run()
+    listener = Listener(interrupt)
+    train_small(tmp_path / "run", settings, observer=listener)
     assert waiting[0] > 0
     _, account, rates = outcome(tmp_path / "run")
     assert 40 in rates
     with Store.open_read_only(tmp_path / "run") as store:
-        assert "teacher_away" in [kind for kind, _ in store.events()]
-        assert account[0] == store.spent().turns
+        assert "teacher_away" in [kind for _, kind, _ in store.events()]
+        assert account[0] == store.arrived().turns
+    assert any(sentence.startswith("a teacher is away") for sentence in listener.sentences)

@@ -25,14 +25,15 @@ from divopd.bootstrap.sft import (  # noqa: E402
 )
 from divopd.cli import sft as command  # noqa: E402
 from divopd.errors import EnvironmentFailure, InputError  # noqa: E402
-from divopd.evaluation import Evaluation, Setting, success_rate, takeover_success_rate  # noqa: E402
+from divopd.evaluation import Evaluation, Exam  # noqa: E402
+from divopd.explorer import Acting  # noqa: E402
 from divopd.models.attention import Packed  # noqa: E402
 from divopd.models.policy import Response  # noqa: E402
 from divopd.models.tiny import TinySize  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy, hidden_states  # noqa: E402
 from divopd.prompts import Codec, PromptStyle  # noqa: E402
 
-HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
+HUNT = f"{Path(__file__).parents[1] / 'coin_hunt.py'}:CoinHunt"
 TERSE = PromptStyle(answer="terse", actions="unlisted")
 LESSONS = Lessons(HUNT, TERSE)
 SMALL = TinySize(hidden=64, layers=2, heads=4, key_value_heads=4, feed_forward=128, context=512)
@@ -65,8 +66,9 @@ def teacher() -> tuple[TransformersPolicy, Evaluation, list[SftUpdate]]:
     return policy, last, reports
 
 
-def setting(policy: TransformersPolicy, **changes: float) -> Setting:
-    return replace(Setting(HUNT, TERSE, Codec(policy.tokenizer), max_response_tokens=6), **changes)  # pyright: ignore
+def exam(policy: TransformersPolicy, tasks: Sequence[str] = TASKS, *, name: str = HUNT, in_flight: int = 64) -> Exam:
+    acting = Acting(TERSE, Codec(policy.tokenizer), temperature=0.4, max_response_tokens=6, seed=0)
+    return Exam(name, tuple(tasks), acting, horizon=30, in_flight=in_flight)
 
 
 def test_it_learns_and_stops_at_the_wanted_success_rate(
@@ -74,7 +76,7 @@ def test_it_learns_and_stops_at_the_wanted_success_rate(
 ) -> None:
     """From no success to the wanted rate; the run ends with the evaluation that reached it."""
     _, last, reports = teacher
-    assert success_rate(untrained, TASKS, setting(untrained)).percent < 30
+    assert exam(untrained).play(untrained).percent < 30
     assert last.percent >= 90
     evaluations = [report.evaluation for report in reports if report.evaluation]
     assert evaluations[-1] == last
@@ -146,11 +148,11 @@ def test_an_evaluation_does_not_depend_on_what_runs_beside_it(
 ) -> None:
     """One rollout in flight or many, new environments or those of an evaluation before: the same rollouts."""
     policy, _, _ = teacher
-    ten, three = setting(policy, in_flight=10), setting(policy, in_flight=3)
-    many, few, again = (success_rate(policy, TASKS[:10], one) for one in (ten, three, three))
+    ten, three = exam(policy, TASKS[:10], in_flight=10), exam(policy, TASKS[:10], in_flight=3)
+    many, few, again = (one.play(policy) for one in (ten, three, three))
     answers = [[[t.response.ids for t in r.turns] for r in evaluation.rollouts] for evaluation in (many, few, again)]
     assert answers[0] == answers[1] == answers[2]
-    assert len(three.environments(10)) == 3
+    assert len(three._made) == 3
     assert [rollout.start.task for rollout in many.rollouts] == TASKS[:10]
 
 
@@ -176,8 +178,8 @@ def test_a_teacher_can_take_over(teacher: tuple[TransformersPolicy, Evaluation, 
     policy, _, _ = teacher
     lost = Scripted(Codec(policy.tokenizer), "go red")
     tasks = [task for task in TASKS if "red" in CoinHunt().reset(task).text]
-    assert success_rate(lost, tasks, setting(policy)).percent == 0
-    taken_over = takeover_success_rate(lost, tasks, setting(policy), teacher=policy, after_turns=1)
+    assert exam(policy, tasks).play(lost).percent == 0
+    taken_over = exam(policy, tasks).play_takeover(policy, student=lost, after_turns=1)
     assert taken_over.percent > 30  # a barely trained teacher is easily led astray
     assert lost.calls == 8 + 1
 
@@ -185,9 +187,9 @@ def test_a_teacher_can_take_over(teacher: tuple[TransformersPolicy, Evaluation, 
 def test_answers_without_an_action_and_dead_environments_cost_one_rollout(untrained: TransformersPolicy) -> None:
     """An empty answer is an invalid action until the horizon; a failure of the environment ends its rollout only."""
     silent = Scripted(Codec(untrained.tokenizer), "")
-    assert {len(rollout.turns) for rollout in success_rate(silent, TASKS[:3], setting(untrained)).rollouts} == {30}
-    dying = replace(setting(untrained), environment=f"{__file__}:Dying")
-    ended = success_rate(Scripted(Codec(untrained.tokenizer), "go red"), ["1", "die", "2"], dying)
+    assert {len(rollout.turns) for rollout in exam(untrained, TASKS[:3]).play(silent).rollouts} == {30}
+    dying = exam(untrained, ["1", "die", "2"], name=f"{__file__}:Dying")
+    ended = dying.play(Scripted(Codec(untrained.tokenizer), "go red"))
     assert [len(rollout.turns) for rollout in ended.rollouts] == [8, 1, 8]
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 from divopd.cli import main  # noqa: E402
 from divopd.store import Store  # noqa: E402
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "counting_room"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "counting_room"
 ROOM = f"{EXAMPLE / 'counting_room.py'}:CountingRoom"
 
 
@@ -43,6 +43,6 @@ def test_the_example_trains(tmp_path: Path) -> None:
     settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
     assert main(["train", str(EXAMPLE / "train.yaml"), *settings, "--out", run]) == 0
     with Store.open_read_only(Path(run)) as store:
-        rates = [figures["success_rate"] for _, figures in sorted(store.figures("evaluation").items())]
+        rates = [record.success_rate for _, record in sorted(store.evaluations().items())]
     assert rates[0] <= 50, rates
     assert rates[-1] >= 80, rates

@@ -18,11 +18,15 @@ from ray.cluster_utils import Cluster
 from store_processes import make_rollout, make_test_composer
 
 from divopd.audits.ledger import audit_ledger
-from divopd.run.durable_folder import numbered_folders
 from divopd.errors import FencedError, StoreError
 from divopd.pipeline.begin import begin_run
-from divopd.pipeline.on_ray import RayRun, StoreActor
+from divopd.pipeline.on_ray import ActorWorker, RayRun, StoreActor
+from divopd.pipeline.wishes import Wishes
+from divopd.records import UpdateRecord
+from divopd.run.durable_folder import numbered_folders
+from divopd.run.folder import RunFolder
 from divopd.store import Store
+from doubles.listener import Listener
 from small_runs import config, outcome
 from waiting import wait_for
 
@@ -65,19 +69,20 @@ def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, mo
     changes = {"learner": {"updates": 20, "checkpoint_every": 3, "max_wait_s": 20}, "explorer": {"processes": 2}}
     settings = config(models, clock="live", cluster="ray", evaluation={"every": 20, "tasks": 3}, **changes)
     begin_run(settings, tmp_path / "run")
-    victims, restarts, nodes = ["learner", "store", "weights", "teacher", "explorer-1"], [], set()
+    victims, nodes = ["learner", "store", "weights", "teacher", "explorer-1"], set()
 
-    def report(kind: str, figures: dict[str, Any]) -> None:
-        if kind == "restart":
-            restarts.append(figures["role"])
-        if kind == "update" and victims:
+    def kill(_record: UpdateRecord) -> None:
+        if victims:
             victim = victims.pop(0)
-            actor = getattr(run, victim) if victim in ("store", "weights") else run.workers[victim].actor
+            worker = run.workers.get(victim)
+            actor = worker.actor if isinstance(worker, ActorWorker) else getattr(run, victim)
             nodes.add(ray.get(actor.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id())))
             os.kill(pid_of(actor), signal.SIGKILL)
 
-    run = RayRun(settings, tmp_path / "run", report=report)
+    listener = Listener(kill)
+    run = RayRun(settings, tmp_path / "run", observer=listener, wishes=Wishes())
     run.run()
+    restarts = [sentence.split()[1] for sentence in listener.sentences if "is started again" in sentence]
     assert (victims, sorted(restarts), len(nodes)) == ([], ["explorer-1", "learner", "teacher"], 2)
     _, account, rates = outcome(tmp_path / "run")
     assert sorted(rates) == [0, 20]
@@ -100,7 +105,9 @@ def test_ctrl_c_stops_cleanly_and_a_job_goes_on(cluster: Cluster, models: Path, 
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(120) == 130
-        assert store.resume_point().next_update == store.updates
+        newest = RunFolder(tmp_path / "run").newest_checkpoint()
+        assert newest is not None
+        assert int(newest.name) == store.updates - 1
     submit = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--address", f"http://{cluster.webui_url}"]
     done = subprocess.run([*submit, "--", *command], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -123,11 +130,11 @@ def test_sigusr1_checkpoints_and_sigterm_stops(cluster: Cluster, models: Path, t
     ):
         try:
             assert process.stderr is not None
-            wait_for(lambda: len(store.figures("update")) >= 2, while_=process, seconds=900)
+            wait_for(lambda: len(store.update_records()) >= 2, while_=process, seconds=900)
             process.send_signal(signal.SIGUSR1)
             wait_for(lambda: numbered_folders(run / "checkpoints"), while_=process)
             [middle] = numbered_folders(run / "checkpoints")
-            wait_for(lambda: len(store.figures("update")) >= int(middle.name) + 3, while_=process)
+            wait_for(lambda: len(store.update_records()) >= int(middle.name) + 3, while_=process)
             process.send_signal(signal.SIGTERM)
             said = process.stderr.read()
             assert process.wait() == 143, said
@@ -136,7 +143,6 @@ def test_sigusr1_checkpoints_and_sigterm_stops(cluster: Cluster, models: Path, t
         assert "divopd: SIGUSR1: makes a checkpoint and goes on\ndivopd: SIGTERM: " in said
         assert "without a checkpoint" not in said
         assert [int(folder.name) for folder in numbered_folders(run / "checkpoints")][-1] == store.updates - 1
-        assert store.resume_point().next_update == store.updates
 
 
 def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:
@@ -148,13 +154,13 @@ def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:
         for number in range(3):
             actor.call("put", (make_rollout(f"e.{number}"),), {})
     batch = before.compose(make_test_composer(), 0, epoch)
-    account = after.call("spent", (), {})
+    account = after.call("arrived", (), {})
     assert after.compose(make_test_composer(), 0, epoch) == batch
-    assert (after.updates(), after.call("spent", (), {})) == (1, account)
+    assert (after.updates(), after.call("arrived", (), {})) == (1, account)
     with pytest.raises(StoreError, match="asked to compose update 3"):
         after.compose(make_test_composer(), 3, epoch)
     after.call("begin_learner", (), {})
     with pytest.raises(FencedError):
         after.compose(make_test_composer(), 0, epoch)
-    with pytest.raises(StoreError, match="asked for 'settle'"):
-        after.call("settle", (0,), {"epoch": epoch})
+    with pytest.raises(StoreError, match="asked for 'turns_of'"):
+        after.call("turns_of", ("e.0",), {})

@@ -7,12 +7,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
-from divopd.pipeline.evaluator import Evaluator  # noqa: E402
-
 from divopd.bootstrap.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
 from divopd.config import load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
+from divopd.evaluation import Exam, exam_of, open_at_takeover  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.pipeline.models import load_models  # noqa: E402
 from divopd.prompts import Codec  # noqa: E402
@@ -20,9 +19,9 @@ from divopd.prompts import Codec  # noqa: E402
 DEFAULT = shipped_configs() / "default" / "divopd.yaml"
 
 
-def evaluator(policy: TransformersPolicy, *, tasks: int, max_prompt_tokens: int = 512) -> Evaluator:
+def exam(policy: TransformersPolicy, *, tasks: int, max_prompt_tokens: int = 512) -> Exam:
     changes = [f"evaluation.tasks={tasks}", f"prompts.max_prompt_tokens={max_prompt_tokens}"]
-    return Evaluator(load_config(DEFAULT, changes), Codec(policy.tokenizer))
+    return exam_of(load_config(DEFAULT, changes), Codec(policy.tokenizer))
 
 
 def load(role: str) -> TransformersPolicy:
@@ -58,8 +57,8 @@ def test_a_name_that_is_none_is_refused() -> None:
 def test_the_teacher_knows_its_way_and_the_student_does_not() -> None:
     """On the first 30 held-out tasks; the slow test has all of them and the takeover."""
     teacher, student = load("teacher"), load("student")
-    assert evaluator(teacher, tasks=30).evaluate(teacher)["success_rate"] >= 80
-    assert evaluator(student, tasks=30).evaluate(student)["success_rate"] <= 30
+    assert exam(teacher, tasks=30).play(teacher).percent >= 80
+    assert exam(student, tasks=30).play(student).percent <= 30
 
 
 @pytest.mark.slow
@@ -79,8 +78,9 @@ def test_success_rates_on_all_held_out_tasks() -> None:
     The teacher takes over with the whole conversation before it; the default cuts long ones, and there it is at 66 %.
     """
     teacher, student = load("teacher"), load("student")
-    cut = evaluator(teacher, tasks=140)
-    assert cut.evaluate(teacher)["success_rate"] >= 85
-    assert 5 <= cut.evaluate(student)["success_rate"] <= 25
-    whole = evaluator(teacher, tasks=140, max_prompt_tokens=1024)
-    assert whole.evaluate_takeover(teacher, student=student, after_turns=10)["success_rate"] >= 70
+    cut = exam(teacher, tasks=140)
+    assert cut.play(teacher).percent >= 85
+    assert 5 <= cut.play(student).percent <= 25
+    whole = exam(teacher, tasks=140, max_prompt_tokens=1024)
+    taken_over = whole.play_takeover(teacher, student=student, after_turns=10)
+    assert open_at_takeover(taken_over, after_turns=10).percent >= 70

@@ -12,17 +12,15 @@ from divopd.config import Config
 from divopd.errors import AlignmentError, DivopdError, EnvironmentFailure
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.pipeline.begin import begin_run
-from divopd.pipeline.live import LiveRun
 from divopd.pipeline.models import load_models, load_teachers
 from divopd.store import Store
 from divopd.teacher import Teachers, score_rollouts
 from divopd.turns import Rollout
-from small_runs import SIZE, config, outcome, start
+from small_runs import SIZE, config, outcome, train_small
 from strategies import turn
 
 ODD = "*[13579]"  # tasks end with their number
-FRAGILE = Path(__file__).parent / "fragile_room.py"
+FRAGILE = Path(__file__).parents[1] / "fragile_room.py"
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +74,14 @@ def check_who_scored(run: Path, models: Path, other: Path) -> None:
 
 def test_each_task_has_its_teacher_on_the_simulated_clock(models: Path, other: Path, tmp_path: Path) -> None:
     settings = two_teachers(models, other, method="divopd-r", recovery={"patience": 1, "takeover": 2})
-    start(tmp_path / "run", settings).run()
+    train_small(tmp_path / "run", settings)
     check_who_scored(tmp_path / "run", models, other)
 
 
 @pytest.mark.slow
 def test_each_task_has_its_teacher_on_the_live_clock(models: Path, other: Path, tmp_path: Path) -> None:
     settings = two_teachers(models, other, method="divopd-r", recovery={"patience": 1, "takeover": 2}, clock="live")
-    begin_run(settings, tmp_path / "run")
-    LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
+    train_small(tmp_path / "run", settings)
     check_who_scored(tmp_path / "run", models, other)
 
 
@@ -105,23 +102,20 @@ def room(models: Path, name: str, **changes: object) -> Config:
 
 def test_failures_now_and_then_cost_their_rollouts(models: Path, tmp_path: Path) -> None:
     """Every other rollout breaks off: the run goes on to its end."""
-    start(tmp_path / "run", room(models, "FragileRoom")).run()
+    train_small(tmp_path / "run", room(models, "FragileRoom"))
     assert outcome(tmp_path / "run")[1][1] > 0  # trained
 
 
 def test_nothing_but_failures_stops_a_run(models: Path, tmp_path: Path) -> None:
     """As many in a row as are in flight: the error has the last failure and what to do."""
-    run = start(tmp_path / "run", room(models, "FallenRoom"))
-    words = r"the last 4 rollouts broke off.*the roof of room/\d+ fell in; see that `divopd play"
+    words = r"the last 4 rollouts broke off.*the roof of train/\d+ fell in; see that `divopd play"
     with pytest.raises(EnvironmentFailure, match=words):
-        run.advance()
+        train_small(tmp_path / "run", room(models, "FallenSchool"))
     with pytest.raises(EnvironmentFailure, match="all 3 rollouts of an evaluation broke off: the roof"):
-        run.evaluator.evaluate(run.learner.policy)
+        train_small(tmp_path / "other", room(models, "FallenRoom"))
 
 
 @pytest.mark.slow
 def test_nothing_but_failures_stops_a_live_run(models: Path, tmp_path: Path) -> None:
-    settings = room(models, "FallenRoom", clock="live")
-    begin_run(settings, tmp_path / "run")
     with pytest.raises(DivopdError, match=r"(explorer-0|evaluator) cannot go on; its last words: .* broke off"):
-        LiveRun(settings, tmp_path / "run", report=lambda kind, figures: None).run()
+        train_small(tmp_path / "run", room(models, "FallenRoom", clock="live"))

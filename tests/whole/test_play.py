@@ -13,7 +13,7 @@ from divopd.cli import main, play
 from divopd.errors import InputError
 from divopd.report.printable import MAX_SHOWN, printable
 
-ROOM = f"{Path(__file__).parents[1]}/examples/counting_room/counting_room.py:CountingRoom"
+ROOM = f"{Path(__file__).parents[2]}/examples/counting_room/counting_room.py:CountingRoom"
 
 
 def run_play(*arguments: str, keys: str = "", monkeypatch: pytest.MonkeyPatch | None = None) -> None:

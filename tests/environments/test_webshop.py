@@ -197,7 +197,7 @@ def test_order_does_not_depend_on_the_hash_seed() -> None:
         "found = [s.index.search(g.text) for g in s.goals[:40]];"
         "print(hashlib.sha256(repr(([g.text for g in s.goals], found)).encode()).hexdigest())"
     )
-    source = str(Path(__file__).parents[1] / "src")
+    source = str(Path(__file__).parents[2] / "src")
     digests = {
         subprocess.run(
             [sys.executable, "-c", script],

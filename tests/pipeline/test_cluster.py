@@ -42,7 +42,7 @@ def test_gpus_follow_the_devices(models: Path) -> None:
 )
 def test_what_does_not_fit_is_refused(override: str, message: str) -> None:
     """One line that says what was got and what to do."""
-    default = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
+    default = Path(__file__).parents[2] / "configs" / "default" / "divopd.yaml"
     with pytest.raises(InputError) as refused:
         load_config(default, override.split())
     assert message in str(refused.value)

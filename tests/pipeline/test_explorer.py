@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.curricula import Probe, adapted_depth, growing_depth, is_probe
+from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, is_probe
 from divopd.environments import Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
 from divopd.explorer import Acting, Start, play, play_each, rows_of
@@ -169,22 +169,37 @@ def test_what_counts_as_progress() -> None:
 
 
 def test_growing_depth() -> None:
-    """TCOD-F2B: min(1 + n // η, horizon)."""
-    assert [growing_depth(n, growth=6, horizon=4) for n in (1, 5, 6, 12, 17, 18, 99)] == [1, 1, 2, 3, 3, 4, 4]
+    """TCOD-F2B: min(1 + n // η, horizon) at explorer step n, counted from 1."""
+    one_by_one = GrowingDepth(Depths(horizon=4, rollouts_per_step=1, growth=6))
+    depths = [one_by_one.depth(step - 1, version=99) for step in (1, 5, 6, 12, 17, 18, 99)]
+    assert depths == [1, 1, 2, 3, 3, 4, 4]
+    ten_at_once = GrowingDepth(Depths(horizon=4, rollouts_per_step=10, growth=2))
+    assert [ten_at_once.depth(number, version=0) for number in (0, 9, 10, 29, 30)] == [1, 1, 2, 2, 3]
+
+
+def adapted_depth(outcomes: list[Outcome], *, horizon: int, version: int = 3) -> int:
+    """The depth that TurnOPD allows after these outcomes."""
+    curriculum = AdaptedDepth(Depths(horizon=horizon, rollouts_per_step=1, growth=6))
+    for outcome in outcomes:
+        curriculum.observe(outcome)
+    return curriculum.depth(0, version=version)
 
 
 def test_adapted_depth() -> None:
     """TurnOPD: full depth without probes; then where the disagreement is, or where 80 % of the depths end."""
     assert [v for v in range(20) if is_probe(v)] == [0, 1, 2, 8, 16]
     assert adapted_depth([], horizon=30) == 30
-    early = [Probe(0, success=True, disagreements=(9.0,) + (0.0,) * 3)] * 10
+    early = [Outcome(1, version=0, success=True, disagreements=(9.0,) + (0.0,) * 3)] * 10
     assert adapted_depth(early, horizon=30) == 3 + 1  # all successes end at depth 3
-    late = [Probe(0, success=False, disagreements=(0.0,) * 19 + (5.0,))] * 10
+    assert adapted_depth(early, horizon=30, version=8) == 30  # a probe
+    late = [Outcome(1, version=0, success=False, disagreements=(0.0,) * 19 + (5.0,))] * 10
     assert adapted_depth(late, horizon=30) == 20
     # H̄ = 0.7 · 19 + 0.3 · 3 = 14.2
-    mixed = [*late, *(Probe(8, p.success, p.disagreements) for p in early)]
+    mixed = [*late, *(outcome._replace(version=8) for outcome in early)]
     assert adapted_depth(mixed, horizon=30) == 15
     assert adapted_depth(late, horizon=10) == 10
+    no_probes = [outcome._replace(version=5) for outcome in early]
+    assert adapted_depth([*late, *no_probes], horizon=30) == 20
 
 
 def test_another_vocabulary_is_refused_with_what_differs(codec: Codec) -> None:

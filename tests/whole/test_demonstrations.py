@@ -22,7 +22,7 @@ from divopd.environments import Observation
 from divopd.errors import EnvironmentFailure, InputError
 from divopd.prompts import PromptStyle
 
-HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
+HUNT = f"{Path(__file__).parents[1] / 'coin_hunt.py'}:CoinHunt"
 TERSE = PromptStyle(answer="terse", actions="unlisted")
 NONE = Slips(plausible=0, random=0, repeat=0)
 

@@ -21,7 +21,7 @@ BATCHES = [pool(0), pool(1), pool(2)[:4]]  # the last has less work than two ran
 def train(learner: TorchLearner) -> torch.Tensor:
     """Three updates; loss, gradient norm and KL per token of each."""
     done = [learner.update(turns) for turns in BATCHES]
-    return torch.tensor([[f.loss, f.gradient_norm, f.kl_per_token] for f in done], dtype=torch.float64)
+    return torch.tensor([[f.loss, f.gradient_norm, f.learner_kl_per_token] for f in done], dtype=torch.float64)
 
 
 def make_learner(*, tied: bool, activations: Literal["keep", "recompute"] = "keep") -> TorchLearner:
@@ -49,7 +49,8 @@ def test_two_ranks_give_the_update_of_one(tmp_path: Path) -> None:
     The ranks with the shared head recompute their activations; the one does not.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    helpers = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers}
     done = subprocess.run(
         [*torchrun, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300, env=environment, check=False
     )

@@ -11,17 +11,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
-from divopd.pipeline.evaluator import Evaluator  # noqa: E402
-
 from divopd.cli import evaluate  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402
 from divopd.errors import InputError  # noqa: E402
+from divopd.evaluation import exam_of  # noqa: E402
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model  # noqa: E402
+from divopd.models.weights import gathered_weights  # noqa: E402
 from divopd.pipeline.models import load_student  # noqa: E402
 from divopd.prompts import Codec  # noqa: E402
+from divopd.records import encode_evaluation  # noqa: E402
 from divopd.run.checkpoints import publish_weights  # noqa: E402
 
-DRAW = f"{Path(__file__).parent / 'lucky_draw.py'}:LuckyDraw"
+DRAW = f"{Path(__file__).parents[1] / 'lucky_draw.py'}:LuckyDraw"
 SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=512)
 TOKENIZER = build_tokenizer(["Draw for one. You win. Nothing."])
 
@@ -59,7 +60,8 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "config.yaml").write_text(config_of(model).to_yaml(), encoding="utf-8")
     for version in (0, 2, 10):
-        publish_weights(folder / "weights", version, build_model(TOKENIZER, seed=version, size=SMALL))
+        model_of_version = build_model(TOKENIZER, seed=version, size=SMALL)
+        publish_weights(folder / "weights", version, gathered_weights(model_of_version))
     return folder
 
 
@@ -80,9 +82,11 @@ def test_a_version_gives_the_figures_of_its_run(run: Path, capsys: pytest.Captur
     for arguments, version in (((), 10), (("--version", 2), 2)):
         policy = load_student(config)
         policy.model.load_state_dict(build_model(TOKENIZER, seed=version, size=SMALL).state_dict())
-        expected = Evaluator(config, Codec(policy.tokenizer)).evaluate(policy)
+        exam = exam_of(config, Codec(policy.tokenizer))
+        expected = encode_evaluation(exam.record(exam.play(policy), version=version))
         (figures,) = told(capsys, run, *arguments)
-        assert figures == {"what": str(run), "version": version, "environment": DRAW, **expected}
+        assert figures == {"what": str(run), "environment": DRAW, **expected}
+        assert list(figures) == ["what", "version", "environment", "success_rate", "tasks", "turns", "by_kind"]
         assert set(figures["by_kind"]) == {"one", "two"}
         assert figures["tasks"] == 16
 

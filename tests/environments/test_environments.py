@@ -21,7 +21,7 @@ from divopd.environments.gym import GymEnvironment, seed_of
 from divopd.environments.openenv import OpenEnvEnvironment
 from divopd.errors import EnvironmentFailure, InputError, UnknownNameError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOM = f"{ROOT}/examples/counting_room/counting_room.py:CountingRoom"
 COMMAND = "import sys; from divopd.cli import envs; import argparse; p = argparse.ArgumentParser(); " + (
     "envs.add_arguments(p); envs.run(p.parse_args(sys.argv[1:]))"

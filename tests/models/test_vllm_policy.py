@@ -13,26 +13,27 @@ import pytest
 
 pytest.importorskip("torch", reason="for want of the extra train")
 import torch
-from divopd.pipeline.exploration import Exploration
 
 from divopd.audits.ledger import audit_ledger
-from divopd.models.model_files import model_folder
 from divopd.config import Config, load_config
-from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
+from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError, TeacherAwayError
 from divopd.explorer import rows_of
 from divopd.learner.torch_learner import TorchLearner
+from divopd.models.model_files import model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
+from divopd.models.weights import gathered_weights
 from divopd.pipeline.models import check_models, load_actor, load_teachers
+from divopd.pipeline.rollouts import TrainingRollouts
 from divopd.prompts import Codec
 from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.store import Store
 from divopd.teacher import Teachers, score_rollouts
 from divopd.turns import Rollout
 
-DEFAULT = Path(__file__).parents[1] / "configs" / "default" / "divopd.yaml"
+DEFAULT = Path(__file__).parents[2] / "configs" / "default" / "divopd.yaml"
 LIVE = ["clock=live", "student.engine=vllm", "teacher.engine=vllm"]
 TOLERANCE = 1e-4  # nats, in float32; what was seen is 1e-5
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(4, 300, 300)]
@@ -118,9 +119,9 @@ def test_real_rollouts_have_the_learners_log_probabilities(
 ) -> None:
     """Played and scored by vLLM; the student's and the teacher's models in torch find the same values again."""
     check_models(config, student, teachers)
-    exploration = Exploration(config, Codec(student.tokenizer))
-    starts = [exploration.start(number, version=0, probes=()) for number in range(6)]
-    played = exploration.play_each(starts, version=0, student=student, teachers=None)
+    training = TrainingRollouts(config, Codec(student.tokenizer))
+    starts = [training.start(number, version=0) for number in range(6)]
+    played = training.play_each(starts, version=0, student=student, teachers=None)
     rows = [rows_of(one, name=f"r{one.start.number}", version=0) for one in played]
     rollouts = [rollout for rollout in rows if isinstance(rollout, Rollout)]
     assert len(rollouts) == 6
@@ -133,7 +134,7 @@ def test_real_rollouts_have_the_learners_log_probabilities(
     assert figures.logprob_gap is not None
     assert figures.logprob_gap.tokens > 100
     assert figures.logprob_gap.largest < TOLERANCE
-    assert figures.kl_per_token > 0.01  # and they are not those of the teacher
+    assert figures.learner_kl_per_token > 0.01  # and they are not those of the teacher
 
 
 @slow
@@ -149,7 +150,7 @@ def test_weights_are_replaced_in_place_and_nothing_old_is_used(
     for version in (0, 1, 2):
         if version:
             disturb(reference)
-        publish_weights(tmp_path, version, reference.model)
+        publish_weights(tmp_path, version, gathered_weights(reference.model))
         load_version(student, tmp_path / f"{version:06d}")
         [first] = student._generate([PROMPT], [{"max_tokens": 1}])
         [second] = student._generate([PROMPT], [{"max_tokens": 1}])
@@ -186,10 +187,10 @@ def test_wrong_weights_and_tokens_change_nothing(
 ) -> None:
     """Damaged weights, those of another model, ids outside the vocabulary: an error each, and the policy as before."""
     before = sampled(respond(student))
-    publish_weights(tmp_path, 1, reference.model)
+    publish_weights(tmp_path, 1, gathered_weights(reference.model))
     file = tmp_path / "000001" / "weights.safetensors"
     file.write_bytes(bytes([*file.read_bytes()[:-1], 0]))
-    publish_weights(tmp_path, 2, torch.nn.Linear(3, 3))
+    publish_weights(tmp_path, 2, gathered_weights(torch.nn.Linear(3, 3)))
     with pytest.raises(CheckpointError, match="sha256 is"):
         load_version(student, tmp_path / "000001")
     with pytest.raises(CheckpointError, match=r"'bias' is in the file, not in the model"):
@@ -218,13 +219,13 @@ def server() -> Iterator[str]:
 @slow
 def test_a_real_server_teaches_as_the_model_in_this_process(server: str, student: VllmPolicy) -> None:
     """It is asked again until it has started; then its scores and its own responses are those of the torch model."""
-    tries = []
+    away: list[TeacherAwayError] = []
     remote = OpenAIPolicy(server, model="teacher", timeout_s=60)
-    waiting = Teachers(remote).waited_for(tries.append).default
+    waiting = Teachers(remote).retrying(begins=away.append, waits=lambda: None).default
     model = TransformersPolicy.load(model_folder("embedded:teacher"))
     responses = respond(student)
     theirs = recomputed(waiting, responses)
-    assert tries
+    assert len(away) == 1
     np.testing.assert_allclose(theirs, recomputed(model, responses), atol=TOLERANCE)
     own = respond(remote)
     np.testing.assert_allclose(sampled(own), recomputed(model, own), atol=TOLERANCE)
@@ -244,7 +245,8 @@ def test_a_live_run_trains_with_vllm(tmp_path: Path) -> None:
     with Store.open_read_only(run) as store:
         audit_ledger(store)
         assert store.account().adds_up
-        assert sorted(store.figures("evaluation")) == [0, 2, 4]
-        gaps = [figures["learner"]["logprob_gap"] for figures in store.figures("update").values()]
+        assert sorted(store.evaluations()) == [0, 2, 4]
+        learned = [record.learner for record in store.update_records().values()]
+    gaps = [figures.logprob_gap for figures in learned if figures and figures.logprob_gap]
     assert len(gaps) == 4
-    assert max(gap["largest"] for gap in gaps) < 10 * TOLERANCE
+    assert max(gap.largest for gap in gaps) < 10 * TOLERANCE

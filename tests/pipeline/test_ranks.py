@@ -4,18 +4,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from divopd.audits.ledger import audit_ledger
-from divopd.run.durable_folder import numbered_folders
 from divopd.pipeline.begin import begin_run
-from divopd.pipeline.live import LiveRun
 from divopd.pipeline.models import load_student
+from divopd.pipeline.processes import LiveRun
+from divopd.pipeline.wishes import Wishes
+from divopd.records import UpdateRecord
 from divopd.run.checkpoints import load_weights
+from divopd.run.durable_folder import numbered_folders
 from divopd.store import Store
+from doubles.listener import Listener
 from small_runs import config, outcome
 from waiting import wait_for
 
@@ -37,11 +39,11 @@ def test_two_ranks_train_and_heed_signals(models: Path, tmp_path: Path) -> None:
     ):
         try:
             assert process.stderr is not None
-            wait_for(lambda: len(store.figures("update")) >= 1, while_=process)
+            wait_for(lambda: len(store.update_records()) >= 1, while_=process)
             process.send_signal(signal.SIGUSR1)
             wait_for(lambda: checkpoints(run), while_=process)
             [middle] = checkpoints(run)
-            wait_for(lambda: len(store.figures("update")) >= middle + 3, while_=process)
+            wait_for(lambda: len(store.update_records()) >= middle + 3, while_=process)
             process.send_signal(signal.SIGTERM)
             said = process.stderr.read().splitlines()
             assert process.wait() == 143
@@ -50,8 +52,7 @@ def test_two_ranks_train_and_heed_signals(models: Path, tmp_path: Path) -> None:
         assert [line.split()[1] for line in said] == ["SIGUSR1:", "SIGTERM:"]
         assert subprocess.run(["pgrep", "-f", str(run)], stdout=subprocess.DEVNULL, check=False).returncode == 1
         assert checkpoints(run) == [middle, store.updates - 1]
-        assert store.resume_point().next_update == store.updates
-        assert set(store.figures("update")) == set(range(store.updates))
+        assert set(store.update_records()) == set(range(store.updates))
         audit_ledger(store)
     assert not (run / "checkpoint-wanted").exists()
 
@@ -63,18 +64,20 @@ def test_two_ranks_train_to_the_end_though_one_is_killed(models: Path, tmp_path:
     learner = {"updates": 6, "checkpoint_every": 2, "max_wait_s": 30, "ranks": 2, "max_tokens": 400}
     settings = config(models, clock="live", learner=learner)
     begin_run(settings, tmp_path / "run")
-    restarts: list[str] = []
 
-    def report(kind: str, figures: dict[str, Any]) -> None:
-        if kind == "restart":
-            restarts.append(figures["role"])
-        if kind == "update" and figures["update"] == 2:
-            run.workers["learner-1"].send_signal(signal.SIGKILL)
+    def kill(record: UpdateRecord) -> None:
+        if record.update == 2:
+            second = run.workers["learner-1"]
+            assert isinstance(second, subprocess.Popen)
+            second.send_signal(signal.SIGKILL)
 
-    run = LiveRun(settings, tmp_path / "run", report=report)
+    listener = Listener(kill)
+    run = LiveRun(settings, tmp_path / "run", observer=listener, wishes=Wishes())
     run.run()
+    restarts = [sentence.split()[1] for sentence in listener.sentences if "is started again" in sentence]
     assert set(restarts) <= {"learner", "learner-1"}
     assert restarts
+    assert [record.update for record in listener.updates] == list(range(6))
     _, account, rates = outcome(tmp_path / "run")
     assert sorted(rates) == [0, 3, 6]
     with Store.open_read_only(tmp_path / "run") as store:

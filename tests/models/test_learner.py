@@ -79,7 +79,7 @@ def test_a_teacher_that_equals_the_student_teaches_nothing() -> None:
     scores = policy.score(rows, spans)
     scored = [replace(t, teacher_logprobs=s.tolist(), teacher_mask=None) for t, (s,) in zip(turns, scores, strict=True)]
     figures = TorchLearner(policy).gradient(scored)
-    assert figures.loss == figures.kl_per_token == figures.gradient_norm == 0.0
+    assert figures.loss == figures.learner_kl_per_token == figures.gradient_norm == 0.0
     assert not gradient(model).any()
 
 
@@ -146,7 +146,7 @@ def test_updates_bring_the_student_to_the_teacher() -> None:
                  teacher_logprobs=s.tolist(), action_mask=[1] * len(r.ids))
             for n, (row, r, (s,)) in enumerate(zip(rows, said, scores, strict=True))
         ]  # fmt: skip
-        history.append(learner.update(turns).kl_per_token)
+        history.append(learner.update(turns).learner_kl_per_token)
     assert np.mean(history[-5:]) < 0.4 * history[0]
 
 

@@ -1,0 +1,170 @@
+"""The simulated clock: the same config gives the same ledger, killed or not, with every method."""
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from divopd import METHODS
+from divopd.config import Config
+from divopd.learner import Learner
+from divopd.learner.torch_learner import TorchLearner
+from divopd.pipeline.begin import begin_run
+from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.simulated import SimulatedWorld
+from divopd.pipeline.training import train
+from divopd.pipeline.wishes import Stopped, Wishes
+from divopd.records import GAP_LIMIT, UpdateRecord
+from divopd.run.folder import RunFolder
+from divopd.store import Store
+from doubles.listener import Listener
+from small_runs import config, outcome, train_small
+
+
+def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> None:
+    """Twice the same run: the same batches, to the bit; another seed gives others."""
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train_small(tmp_path / name, config(models, seed=seed))
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+    assert outcome(tmp_path / "a")[0] != outcome(tmp_path / "c")[0]
+
+
+class SpoilingWorld(SimulatedWorld):
+    """Its explorers double all weights that they are given after the first."""
+
+    def publish(self, version: int, learner: Learner) -> None:
+        super().publish(version, learner)
+        if version:
+            with torch.no_grad():
+                for parameter in self.actor.model.parameters():
+                    parameter.mul_(2.0)
+
+
+def test_an_explorer_with_other_weights_is_noticed(models: Path, tmp_path: Path) -> None:
+    """The learner finds the explorer's log probabilities again, to rounding; a warning if its weights are others."""
+    settings, listener, run = config(models), Listener(), RunFolder(tmp_path / "run")
+    begin_run(settings, run.path)
+    loaded = load_models(settings)
+    with Store.open(run.path) as store:
+        world = SpoilingWorld(
+            settings,
+            store,
+            run,
+            student=loaded.student,
+            actor=load_student(settings),
+            teachers=loaded.teachers,
+            observer=listener,
+        )
+        learner = TorchLearner(loaded.student, settings.learner)
+        train(settings, learner=learner, ledger=store, world=world, run=run, observer=listener, wishes=Wishes())
+        assert list(store.update_records().values()) == listener.updates
+    first, *later = listener.updates
+    assert first.learner is not None
+    fresh = first.learner.logprob_gap
+    assert fresh is not None
+    assert fresh.version == 0 < fresh.tokens
+    assert fresh.mean <= fresh.largest < 1e-5
+    assert first.warning is None
+    warned = next(record for record in later if record.warning)
+    assert warned.learner is not None
+    assert warned.learner.logprob_gap is not None
+    gap = warned.learner.logprob_gap
+    assert gap.mean > GAP_LIMIT
+    assert f"differ from those at generation by {gap.mean:.3g} nats" in (warned.warning or "")
+
+
+class Interrupted(Exception):
+    """The tests' own end of a run, at once and without a checkpoint."""
+
+
+def train_some(folder: Path, settings: Config, *, last: int, asked: bool) -> None:
+    """One life of a run: it ends with the record of update `last`, asked to stop or broken off."""
+    wishes = Wishes()
+
+    def stop(record: UpdateRecord) -> None:
+        if record.update == last and not asked:
+            raise Interrupted
+        wishes.to_stop = record.update == last
+
+    with pytest.raises(Stopped if asked else Interrupted):
+        train_small(folder, settings, observer=Listener(stop), wishes=wishes)
+
+
+HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"explorer": HELD_BACK},
+        {"explorer": {"sync_interval": 2}},
+        {"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}},
+    ],
+    ids=["plain", "admission control", "seldom sync", "short batches"],
+)
+def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Asked to stop between checkpoints, and broken off, also before the last one: it ends as if nothing had happened.
+
+    Its records say the same, but for the seconds that the machine took, and for how much of a wait there was nothing in
+    the queue: a life that takes up another one's wait finds in the queue what has arrived since.
+    """
+    settings = config(models, **changes)
+    train_small(tmp_path / "whole", settings)
+    for last, asked in ((0, True), (2, True), (3, False), (4, True), (5, False)):
+        train_some(tmp_path / "stopped", settings, last=last, asked=asked)
+    train_small(tmp_path / "stopped", settings)
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "stopped")
+    assert records(tmp_path / "whole") == records(tmp_path / "stopped")
+
+
+def records(folder: Path) -> list[UpdateRecord]:
+    """What was recorded, and is the same whenever a run was stopped."""
+    with Store.open_read_only(folder) as store:
+        found = [(record, record.learner) for record in store.update_records().values()]
+    return [
+        replace(record, starved_s=0.0, learner=replace(figures, seconds={})) for record, figures in found if figures
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
+    """Six updates, evaluations at 0, 3 and 6, and an account that adds up."""
+    train_small(tmp_path / "run", config(models, method=method, recovery={"patience": 1, "takeover": 2}))
+    _, account, rates = outcome(tmp_path / "run")
+    assert sorted(rates) == [0, 3, 6]
+    assert account[1] >= 6  # trained
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from divopd.config import load_config
+from divopd.pipeline.begin import go_on
+from divopd.records import Observers
+folder = Path(sys.argv[1])
+go_on(load_config(folder / "config.yaml"), folder, observer=Observers())
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_a_run_killed_ten_times_ends_with_the_same_ledger(models: Path, tmp_path: Path) -> None:
+    """SIGKILL at ten moments, then to the end: the ledger of a run that was never killed."""
+    settings = config(models, learner={"updates": 12, "checkpoint_every": 3})
+    train_small(tmp_path / "whole", settings)
+    begin_run(settings, tmp_path / "killed")
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "killed")]
+    for kill in range(10):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(4 + 0.37 * kill)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    assert outcome(tmp_path / "whole")[:2] == outcome(tmp_path / "killed")[:2]
