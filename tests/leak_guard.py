@@ -186,7 +186,8 @@ def pytest_configure() -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(_folder[0])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    keep(lambda: filter(None, [multiprocessing.resource_tracker._resource_tracker._pid]), end=lambda: None)
+    tracker = multiprocessing.resource_tracker._resource_tracker  # a process that Python itself starts and ends
+    keep(lambda: filter(None, [getattr(tracker, "_pid", None)]), end=lambda: None)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
