@@ -9,7 +9,7 @@ import pytest
 
 from wants import WAYS, closing_line
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PLANTED = {
     "thread": "threading.Thread(target=threading.Event().wait, name='forgotten').start()",
     "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])",
