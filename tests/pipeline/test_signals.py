@@ -78,11 +78,18 @@ def stop_often(folder: Path, settings: Config) -> set[tuple[int, int]]:
             break
         except Stopped:
             assert checkpointed(folder) == updates(folder) - 1
-            if newest := latest_checkpoint(folder / "checkpoints"):
-                state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
-                assert state["version"] == state["world"]["version"] == updates(folder)
-                seen.add((state["version"], state["world"]["acting_version"]))
+            seen.add(versions(folder))
     return seen
+
+
+def versions(folder: Path) -> tuple[int, int]:
+    """Of the learner and of explorers, as the newest checkpoint has them."""
+    newest = latest_checkpoint(folder / "checkpoints")
+    if newest is None:
+        return 0, 0
+    state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+    assert state["version"] == state["world"]["version"]
+    return state["version"], state["world"]["acting_version"]
 
 
 @pytest.mark.parametrize("changes", [{}, SELDOM, {"method": "turnopd"}], ids=["plain", "seldom sync", "turnopd"])

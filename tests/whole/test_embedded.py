@@ -7,11 +7,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
-from divopd.bootstrap.embedded import PREFIX, RECIPES, Recipe, build, model_folder  # noqa: E402
+from divopd.bootstrap.embedded import RECIPES, Recipe, build  # noqa: E402
 from divopd.config import load_config  # noqa: E402
 from divopd.config_files import shipped_configs  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.evaluation import Exam, exam_of, open_at_takeover  # noqa: E402
+from divopd.models.model_files import PREFIX, model_folder  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.pipeline.models import load_models  # noqa: E402
 from divopd.prompts import Codec  # noqa: E402
