@@ -134,6 +134,18 @@ def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, chan
     assert records(tmp_path / "whole") == records(tmp_path / "stopped")
 
 
+def test_admission_control_holds_explorers_back_but_not_the_learner(models: Path, tmp_path: Path) -> None:
+    """Fewer rollouts are played, and yet no batch is short and no wait as long as the limit."""
+    played = {}
+    for name, changes in (("free", {}), ("held back", HELD_BACK)):
+        train_small(tmp_path / name, config(models, explorer=changes))
+        found = records(tmp_path / name)
+        assert {record.batch.rows for record in found} == {8}
+        assert max(record.waited_s for record in found) < 10
+        played[name] = found[-1].queue.rollouts_put
+    assert played["held back"] < played["free"]
+
+
 @pytest.mark.parametrize("kind", ["update", "evaluation"])
 def test_what_a_life_could_not_tell_the_next_one_tells(models: Path, tmp_path: Path, kind: str) -> None:
     """Broken off between a record in the store and its line in metrics.jsonl: at last each line is there, once."""

@@ -100,7 +100,7 @@ def test_a_teacher_that_is_away_is_asked_again() -> None:
 
 def test_a_teacher_that_stays_away_ends_the_run() -> None:
     """After an hour the error is the caller's."""
-    engine, begins = AbsentEngine(absent=10**9), []
+    engine, begins = AbsentEngine(absent=10_000), []
     with pytest.raises(TeacherAwayError, match="nobody there"):
         retrying(engine, begins, []).score([[1]], [[(0, 1)]])
     assert AWAY_LIMIT_S < engine.now <= AWAY_LIMIT_S + 2 * RETRY_S
