@@ -138,7 +138,8 @@ def test_admission_control_holds_explorers_back_but_not_the_learner(models: Path
     """Fewer rollouts are played, and yet no batch is short and no wait as long as the limit."""
     played = {}
     for name, changes in (("free", {}), ("held back", HELD_BACK)):
-        train_small(tmp_path / name, config(models, explorer=changes))
+        slow = {"method": "vanilla", "composer": {"max_staleness": 9}, "costs": {"update_s": 5.0}}
+        train_small(tmp_path / name, config(models, explorer=changes, **slow))
         found = records(tmp_path / name)
         assert {record.batch.rows for record in found} == {8}
         assert max(record.waited_s for record in found) < 10
