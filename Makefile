@@ -1,5 +1,6 @@
 # make demo   set up everything and run the main job on the embedded default
 # make test   set up everything and run the tests
+# make quick  the tests of core, store and training loop that need no torch and kill nobody: seconds
 # make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
 # make same BASE=COMMIT  is training still the same as at that commit, to the bit? (METHODS="vanilla divopd" UPDATES=10 JOBS=1)
 # make check  format, lint, types, direction of imports
@@ -55,7 +56,7 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
 	touch $@
 
-.PHONY: setup demo test test-slow same check format fresh lock
+.PHONY: setup demo test quick test-slow same check format fresh lock
 
 setup: $(VENV)/installed
 
@@ -64,6 +65,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+quick: setup
+	$(BIN)/python -m pytest tests/core tests/store tests/pipeline/test_training.py -m 'not slow and not crash' \
+		--hypothesis-profile=quick --durations=3
 
 test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed
 	$(BIN)/python -m pytest -m slow

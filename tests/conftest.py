@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a machine that is busy, two 
 
 # the same examples on every machine; no deadline, because test machines are shared
 settings.register_profile("divopd", deadline=None, max_examples=50, derandomize=True)
+settings.register_profile("quick", parent=settings.get_profile("divopd"), max_examples=8)
 settings.load_profile("divopd")
 
 

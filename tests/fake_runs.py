@@ -65,6 +65,7 @@ def update_record(store: Store, batch: JournaledBatch, *, clock: Clock, trained:
         clock=clock,
         elapsed_s=UPDATE_S * version,
         waited_s=WAITED_S,
+        starved_s=WAITED_S / 4,
         batch=batch_figures(batch.candidates, update=entry.update),
         queue=QueueFigures(
             rollouts_put=arrived.rollouts,

@@ -6,13 +6,16 @@ from key_runs import planning
 
 LIVE = "clock=live"
 ON_RAY = (LIVE, "cluster=ray")
-ACTORS = "tests/test_on_ray.py::test_killed_actors_lose_nothing_and_train_nothing_twice"
-RANKS = "tests/test_ranks.py::test_two_ranks_train_to_the_end_though_one_is_killed"
-VLLM = "tests/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
+ACTORS = "tests/pipeline/test_on_ray.py::test_killed_actors_lose_nothing_and_train_nothing_twice"
+RANKS = "tests/pipeline/test_ranks.py::test_two_ranks_train_to_the_end_though_one_is_killed"
+VLLM = "tests/models/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
 
 
 @planning(
-    "clock", "live", needs="a process for each role", run_by="tests/test_live.py::test_every_method_trains_to_the_end"
+    "clock",
+    "live",
+    needs="a process for each role",
+    run_by="tests/pipeline/test_live.py::test_every_method_trains_to_the_end",
 )
 def test_the_plan_names_the_clock(plan_before: str, plan_after: str) -> None:
     """And says of which time it speaks."""

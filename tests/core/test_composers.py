@@ -77,7 +77,7 @@ def test_composing_goes_on_identically_from_a_saved_state(turns: list[Turn], num
 @SOME_UPDATES_ARE_DEAD
 @pytest.mark.parametrize("method", METHODS)
 @given(turns=recordings(updates=8))
-@settings(max_examples=30)
+@settings(max_examples=min(30, settings().max_examples))
 def test_nothing_is_selected_twice_ever(method: str, turns: list[Turn]) -> None:
     """Over many updates every turn leaves the composer at most once."""
     composer = make_composer(method, batch_size=7)
@@ -139,7 +139,7 @@ def test_a_batch_with_a_valid_turn_is_no_warning(method: str) -> None:
 
 @SOME_UPDATES_ARE_DEAD
 @given(turns=recordings(), numbers=st.fixed_dictionaries(SETTINGS))
-@settings(max_examples=300)
+@settings(max_examples=6 * settings().max_examples)
 def test_divopd_is_algorithm_1(turns: list[Turn], numbers: dict) -> None:
     """Fast and literal composer agree on every list of every update: pending, expiry and invalid turns included."""
     literal = LiteralDivOPD(

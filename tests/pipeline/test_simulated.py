@@ -15,6 +15,7 @@ import torch
 
 from divopd import METHODS
 from divopd.config import Config
+from divopd.errors import InputError
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.begin import begin_run
@@ -43,6 +44,15 @@ def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> 
         train_small(tmp_path / name, config(models, seed=seed))
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
     assert outcome(tmp_path / "a")[0] != outcome(tmp_path / "c")[0]
+
+
+def test_a_run_in_which_nothing_can_be_trained_ends(models: Path, tmp_path: Path) -> None:
+    """Every prompt is cut, so every turn is invalid: after the limit the run says so instead of going on for ever."""
+    settings = config(models, prompts={"max_prompt_tokens": 12}, learner={"max_wait_s": 3})
+    with pytest.raises(
+        InputError, match=r"none of the \d+ turns that arrived while .* raise prompts.max_prompt_tokens"
+    ):
+        train_small(tmp_path / "run", settings)
 
 
 class SpoilingWorld(SimulatedWorld):

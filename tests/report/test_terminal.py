@@ -57,7 +57,7 @@ def test_elsewhere_every_event_is_one_line(run: Path) -> None:
 def test_a_terminal_sees_everything_at_once(run: Path) -> None:
     """Success rate with a sparkline, queue, batch, exits, seconds by stage, progress and time left."""
     out = show(run, terminal=True)
-    last = out[out.rindex("success rate") :]
+    last = " ".join(out[out.rindex("success rate") :].split())
     for word in (
         "13.0 %",
         "▆█",
@@ -68,6 +68,8 @@ def test_a_terminal_sees_everything_at_once(run: Path) -> None:
         "expired so far",
         "2.0e-06 nats from those at generation",
         "forward",
+        "waited 2.0 virtual seconds",
+        "0.5 with nothing to train",
         "6/6",
         "left",
     ):

@@ -220,6 +220,8 @@ def test_every_view_of_a_folder_opens(client: Client) -> None:
         for name in VIEWS:
             open_view(page, name)
             assert page.locator(".error").count() == 0, name
+        open_view(page, "time")
+        assert "of it with nothing to train" in page.locator("main").text_content()
         open_view(page, "flow")
         assert page.locator("figure").count() == 6
         page.locator(".chip").first.click()

@@ -15,7 +15,7 @@ from divopd.pipeline.access import POLL_S, Access
 from divopd.pipeline.models import load_student
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped
-from divopd.pipeline.world import Waited
+from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.records import Clock, Observers
 from divopd.run.checkpoints import publish_weights
 from divopd.run.folder import RunFolder
@@ -105,15 +105,19 @@ class LiveWorld:
         self.heed()
         if update < self.store.updates:
             return Waited()  # served again from the journal
+        size, limit_s = self.config.composer.batch_size, self.config.learner.max_wait_s
         start = now = time.monotonic()
-        starved = 0.0
-        while (rows := self.store.rows(composer, update=update)) < self.config.composer.batch_size:
-            if rows and now - start > self.config.learner.max_wait_s:
+        starved, turns = 0.0, self.store.arrived().turns
+        while (rows := self.store.rows(composer, update=update)) < size:
+            if rows and now - start > limit_s:
                 break
             self.heed()
             time.sleep(POLL_S)
             before, now = now, time.monotonic()
             starved += 0.0 if rows else now - before
+            if not rows and starved > limit_s:
+                arrived = self.store.arrived().turns - turns
+                refuse_to_starve(waited_s=starved, limit_s=limit_s, arrived=arrived, batch_size=size)
         return Waited(time.monotonic() - start, starved)
 
     @contextmanager

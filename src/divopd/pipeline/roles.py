@@ -158,7 +158,7 @@ def perform(access: Access, kind: str) -> str | None:
 class StopSignal:
     """Hear SIGTERM, and notice when the process that started the roles is gone: nobody else would end them.
 
-    The number of that process is told: it may die while a role is still importing, and then its number is not to be had.
+    The number of that process is told: it may die while a role is still importing.
     """
 
     def __init__(self, parent: int) -> None:

@@ -30,7 +30,7 @@ from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room
 from divopd.pipeline.training import Wishes, train
-from divopd.pipeline.world import Waited
+from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.prompts import Codec
 from divopd.records import Clock, Observer
 from divopd.run.checkpoints import publish_weights, read_weights
@@ -145,10 +145,11 @@ class SimulatedWorld:
     def wait(self, composer: Composer, *, update: int) -> Waited:
         """Let time pass until the pool holds a whole batch, or to the moment at which it was composed before."""
         began, size = self.elapsed_s, self.config.composer.batch_size
-        limit = began + self.config.learner.max_wait_s
+        limit_s = self.config.learner.max_wait_s
+        limit = began + limit_s
         while self.rollouts_put < self.store.rollouts(available_by=update):
             self._next_arrival()  # a resume comes to the moment up to which the run had got
-        starved = 0.0
+        starved, turns = 0.0, self.turns_put
         if update < self.store.updates:
             if len(self.store.journal(update).selected) < size:  # it was the limit that ended the wait
                 self._explore(until=max(limit, self.elapsed_s), waiting=True)
@@ -161,6 +162,9 @@ class SimulatedWorld:
             before = self.elapsed_s
             self._next_arrival()
             starved += 0.0 if rows else self.elapsed_s - before
+            if not rows:
+                arrived = self.turns_put - turns
+                refuse_to_starve(waited_s=starved, limit_s=limit_s, arrived=arrived, batch_size=size)
         return Waited(self.elapsed_s - began, starved)
 
     @contextmanager

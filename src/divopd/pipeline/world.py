@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from divopd.composers import Composer
+from divopd.errors import InputError
 from divopd.learner import Learner
 from divopd.records import Clock
 from divopd.store import JournaledBatch
@@ -19,6 +20,15 @@ class Waited(NamedTuple):
 
     seconds: float = 0.0
     starved_s: float = 0.0  # of it, with nothing in the queue that could be trained
+
+
+def refuse_to_starve(*, waited_s: float, limit_s: float, arrived: int, batch_size: int) -> None:
+    """End a wait that leads nowhere: after the limit enough turns have arrived, and none of them can be trained."""
+    if waited_s > limit_s and arrived >= batch_size:
+        raise InputError(
+            f"none of the {arrived} turns that arrived while the learner waited {waited_s:.0f} s can be trained; "
+            "`divopd why RUN ROLLOUT` tells the reason of each; if prompts are cut, raise prompts.max_prompt_tokens"
+        )
 
 
 class World(Protocol):

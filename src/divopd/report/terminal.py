@@ -191,8 +191,11 @@ class TerminalView:
 
     def _seconds(self) -> str:
         other = "wait, compose, publish" if self.config.clock == "live" else "explore, score, compose"
-        stages = _stages(self._updates[-1]) | {other: self._other_s}
-        return ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
+        last = self._updates[-1]
+        stages = _stages(last) | {other: self._other_s}
+        shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
+        starved = f", of it {last.starved_s:.1f} with nothing to train" if last.starved_s else ""
+        return f"{shown}; waited {last.waited_s:.1f} {last.clock} seconds{starved}" if last.waited_s else shown
 
 
 def sparkline(rates: Sequence[float]) -> str:

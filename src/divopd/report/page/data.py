@@ -121,6 +121,7 @@ def _row(record: UpdateRecord, pressure: Mapping[str, Any]) -> Json:
         **asdict(record.batch),
         **{name: getattr(record.queue, name) for name in COUNTS},
         "waited_s": record.waited_s,
+        "starved_s": record.starved_s,
         "loss": learner.loss if learner else None,
         "gradient_norm": learner.gradient_norm if learner else None,
         "elapsed_s": record.elapsed_s,

@@ -78,20 +78,21 @@ function stagesFigure(run, updates) {
 
 function clockFigure(run, { columns, clock }) {
   const updates = rowsOf(columns);
-  const stages = ["waiting for turns", "updating"];
+  const stages = ["nothing to train", "waiting for a full batch", "updating"];
   const rows = clock ? updates.flatMap((row, place) => {
     const whole = row.elapsed_s - (place ? updates[place - 1].elapsed_s : 0);
     const waited = Math.min(whole, row.waited_s || 0);
-    return [{ update: row.update, stage: stages[0], seconds: waited }, { update: row.update, stage: stages[1], seconds: whole - waited }];
+    const starved = Math.min(waited, row.starved_s || 0);
+    return [starved, waited - starved, whole - waited].map((seconds, stage) => ({ update: row.update, stage: stages[stage], seconds }));
   }) : [];
-  return stackedFigure({ title: `Clock: ${visible(run.name)}`, note: clock === "virtual" ? "Virtual seconds from one update to the next (the simulated clock)." : "Wall seconds from one update to the next.", name: `clock-${run.method}`, rows, stages, colours: [palette().fates.queued, palette().stages[0]] });
+  return stackedFigure({ title: `Clock: ${visible(run.name)}`, note: clock === "virtual" ? "Virtual seconds from one update to the next (the simulated clock)." : "Wall seconds from one update to the next.", name: `clock-${run.method}`, rows, stages, colours: [palette().fates.stale, palette().fates.queued, palette().stages[0]] });
 }
 
 function stagesTable(context, made) {
   const rows = context.shown.map((run, place) => {
     const { columns } = made[place];
     const sums = Object.fromEntries(stagesOf(columns).map((stage) => [stage, d3.sum(columns[`seconds.${stage}`])]));
-    return { run: run.name, updates: (columns.update || []).length, elapsed: (columns.elapsed_s || []).at(-1), waited: d3.sum(columns.waited_s || []), clock: made[place].clock, ...sums };
+    return { run: run.name, updates: (columns.update || []).length, elapsed: (columns.elapsed_s || []).at(-1), waited: d3.sum(columns.waited_s || []), starved: d3.sum(columns.starved_s || []), clock: made[place].clock, ...sums };
   });
   const stages = [...new Set(made.flatMap(({ columns }) => stagesOf(columns)))];
   const columns = [
@@ -99,6 +100,7 @@ function stagesTable(context, made) {
     { key: "updates", label: "updates", format: show.whole },
     { key: "elapsed", label: "elapsed", format: (v, row) => (row.clock ? `${show.seconds(v)} (${row.clock})` : NONE) },
     { key: "waited", label: "waited", format: (v, row) => (row.clock ? show.seconds(v) : NONE) },
+    { key: "starved", label: "of it with nothing to train", format: (v, row) => (row.clock ? show.seconds(v) : NONE) },
     ...stages.map((stage) => ({ key: stage, label: stage, unit: "real", format: (v) => show.seconds(v) })),
   ];
   return card("Totals", null, sortableTable({ columns, rows, caption: "Seconds by stage" }));

@@ -8,7 +8,7 @@ from typing import Any
 from divopd.composers import Composer
 from divopd.methods import make_composer
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def executed_snippet() -> dict[str, Any]:

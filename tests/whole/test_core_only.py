@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from test_lock import PROJECT
 
 from divopd.cli import COMMANDS
 from divopd.extras import MODULES
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import write_turns
 from fake_runs import make_run
-from test_lock import PROJECT
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "default" / "divopd.yaml"
 
 # command lines in a folder with a run and a recording, each with the extra that it needs

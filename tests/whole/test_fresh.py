@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "fresh"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "fresh"
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("git", "make", "timeout"))), reason="needs git, make, timeout"
 )

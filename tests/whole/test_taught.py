@@ -20,7 +20,7 @@ from divopd.models.model_files import model_folder  # noqa: E402
 from divopd.models.taught import Taught, differences, read_taught, write_taught  # noqa: E402
 from divopd.plan.dry_run import check_start, local_models, taught_otherwise  # noqa: E402
 
-HUNT = f"{Path(__file__).parent / 'coin_hunt.py'}:CoinHunt"
+HUNT = f"{Path(__file__).parents[1] / 'coin_hunt.py'}:CoinHunt"
 BRIEF = ["--updates", "1", "--rollouts", "1", "--tasks", "1"]
 
 

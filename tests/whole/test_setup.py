@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-INSTALL = Path(__file__).parents[1] / "scripts" / "install"
+INSTALL = Path(__file__).parents[2] / "scripts" / "install"
 # says a line, waits for a file (20 s at most: exit code 4), and fails as pip may
 PIP = """#!/usr/bin/env bash
 echo 'Requirement already satisfied: numpy'

@@ -9,7 +9,7 @@ import pytest
 
 from wants import WAYS, closing_line
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PLANTED = {
     "thread": "threading.Thread(target=threading.Event().wait, name='forgotten').start()",
     "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])",
@@ -99,7 +99,7 @@ def test_a_hang_fails_with_its_stack_and_skips_are_told(tmp_path: Path, monkeypa
 
 def test_every_want_has_a_way() -> None:
     """The tests' reasons stand in the table with the command that gets what they want; other reasons are counted."""
-    texts = "".join(path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.py")) if path.name[:5] != "wants")
+    texts = "".join(path.read_text(encoding="utf-8") for path in sorted(HERE.rglob("*.py")) if path.name[:5] != "wants")
     wanted = set(re.findall(r"[\"']for want of ([^\"{]+)[\"']\)", texts))
     assert wanted >= {"a browser", "Java", "the official data"}
     assert wanted <= WAYS.keys()
