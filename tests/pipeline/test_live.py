@@ -1,5 +1,6 @@
 """The live clock: real processes that meet in the run's folder, killed at any moment."""
 
+import json
 import os
 import random
 import signal
@@ -17,10 +18,12 @@ from divopd.methods import METHODS
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.processes import LiveRun
 from divopd.pipeline.wishes import Wishes
-from divopd.records import Observers, UpdateRecord
+from divopd.records import Observers, UpdateRecord, decode_evaluation, decode_update
+from divopd.run.folder import RunFolder
 from divopd.store import Store
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
+from waiting import wait_for
 
 
 def wait_for_updates(folder: Path, updates: int) -> None:
@@ -134,6 +137,46 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(models: Path, tmp_path: Path) -
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     with Store.open_read_only(tmp_path / "run") as store:
         assert store.updates == 12
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_run_killed_five_times_has_one_record_for_each_update(models: Path, tmp_path: Path) -> None:
+    """SIGKILL of `divopd train` and all its roles: batches are served again, records stay as they first were.
+
+    At last metrics.jsonl says of each update and each evaluation what the store says, once.
+    """
+    run, source = RunFolder(tmp_path / "run"), random.Random(0)
+    plan = {"updates": 40, "checkpoint_every": 50, "max_wait_s": 20}  # no checkpoint: each life serves all again
+    begin_run(config(models, clock="live", learner=plan, evaluation={"every": 20, "tasks": 2}), run.path)
+    command = [sys.executable, "-m", "divopd", "train", "--resume", str(run.path)]
+    with Store.open_read_only(run.path) as store:
+        for _ in range(5):
+            known = store.update_records()
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+            with process:
+                try:
+                    wait_for(lambda known=known: store.update_records().keys() > known.keys(), while_=process)
+                    time.sleep(source.uniform(0, 0.3))
+                finally:
+                    os.killpg(process.pid, signal.SIGKILL)
+            assert len(known) < len(store.update_records()) < 40
+            assert {update: store.update_records()[update] for update in known} == known
+        known = store.update_records()
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        updates, evaluations = store.update_records(), store.evaluations()
+        audit_ledger(store)
+        assert store.account().adds_up
+        assert {update: updates[update] for update in known} == known
+    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    told = [decode_update(line) for line in lines if line["kind"] == "update"]
+    assert told == list(updates.values())
+    assert [record.update for record in told] == list(range(40))
+    evaluated = [decode_evaluation(line) for line in lines if line["kind"] == "evaluation"]
+    assert sorted(record.version for record in evaluated) == [0, 20, 40]
+    assert {record.version: record for record in evaluated} == evaluations
 
 
 @pytest.mark.slow

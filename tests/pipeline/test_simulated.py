@@ -1,9 +1,11 @@
 """The simulated clock: the same config gives the same ledger, killed or not, with every method."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,16 @@ from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.simulated import SimulatedWorld
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes
-from divopd.records import GAP_LIMIT, UpdateRecord
+from divopd.records import (
+    GAP_LIMIT,
+    EvaluationRecord,
+    Observers,
+    UpdateRecord,
+    decode_evaluation,
+    decode_update,
+)
 from divopd.run.folder import RunFolder
+from divopd.run.loggers import Loggers
 from divopd.store import Store
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
@@ -132,6 +142,46 @@ def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, chan
     train_small(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "stopped")
     assert records(tmp_path / "whole") == records(tmp_path / "stopped")
+
+
+def test_admission_control_holds_explorers_back_but_not_the_learner(models: Path, tmp_path: Path) -> None:
+    """Fewer rollouts are played, and yet no batch is short and no wait as long as the limit."""
+    played = {}
+    for name, changes in (("free", {}), ("held back", HELD_BACK)):
+        slow = {"method": "vanilla", "composer": {"max_staleness": 9}, "costs": {"update_s": 5.0}}
+        train_small(tmp_path / name, config(models, explorer=changes, **slow))
+        found = records(tmp_path / name)
+        assert {record.batch.rows for record in found} == {8}
+        assert max(record.waited_s for record in found) < 10
+        played[name] = found[-1].queue.rollouts_put
+    assert played["held back"] < played["free"]
+
+
+@pytest.mark.parametrize("kind", ["update", "evaluation"])
+def test_what_a_life_could_not_tell_the_next_one_tells(models: Path, tmp_path: Path, kind: str) -> None:
+    """Broken off between a record in the store and its line in metrics.jsonl: at last each line is there, once."""
+    settings, run = config(models), RunFolder(tmp_path / "run")
+    begin_run(settings, run.path)
+
+    class Breaking(Listener):
+        def updated(self, record: UpdateRecord) -> None:
+            if kind == "update" and record.update == 1:
+                raise Interrupted
+
+        def evaluated(self, record: EvaluationRecord) -> None:
+            if kind == "evaluation" and record.version == 3:
+                raise Interrupted
+
+    for first, end in ((Breaking(), pytest.raises(Interrupted)), (Listener(), nullcontext())):
+        with Loggers(run.path, (), {}) as loggers, end:
+            train_small(run.path, settings, observer=Observers(first, loggers))
+    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    with Store.open_read_only(run.path) as store:
+        updates, evaluations = list(store.update_records().values()), list(store.evaluations().values())
+    assert [decode_update(line) for line in lines if line["kind"] == "update"] == updates
+    assert [decode_evaluation(line) for line in lines if line["kind"] == "evaluation"] == evaluations
+    assert [record.update for record in updates] == list(range(6))
+    assert [record.version for record in evaluations] == [0, 3, 6]
 
 
 def records(folder: Path) -> list[UpdateRecord]:

@@ -1,6 +1,7 @@
 """Teachers by task, on both clocks; and environments that do not work any more."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.config import Config
-from divopd.errors import AlignmentError, DivopdError, EnvironmentFailure
+from divopd.errors import AlignmentError, DivopdError, EnvironmentFailure, TeacherAwayError
+from divopd.models.policy import Response
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.models import load_models, load_teachers
 from divopd.store import Store
-from divopd.teacher import Teachers, score_rollouts
+from divopd.teacher import AWAY_LIMIT_S, RETRY_S, Absence, Retrying, Teachers, score_rollouts
 from divopd.turns import Rollout
 from small_runs import SIZE, config, outcome, train_small
 from strategies import turn
@@ -54,6 +56,55 @@ def test_rollouts_come_back_in_order(models: Path, other: Path) -> None:
     got = scored[1].turns[0].teacher_logprobs
     assert got == pytest.approx(own.turns[0].teacher_logprobs, abs=1e-5)
     assert got != pytest.approx(default.turns[0].teacher_logprobs, abs=1e-2)
+
+
+class AbsentEngine:
+    """Cannot be reached for so many calls, then scores every token -1."""
+
+    tokenizer, exact, context_length = None, True, None
+
+    def __init__(self, absent: int) -> None:
+        self.absent, self.now, self.sleeps = absent, 0.0, []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    def score(self, sequences: Any, spans: Any) -> list[list[np.ndarray]]:
+        self.absent -= 1
+        if self.absent >= 0:
+            raise TeacherAwayError("nobody there")
+        return [[np.full(end - start, -1.0) for start, end in each] for each in spans]
+
+    def respond(self, *_: Any, **__: Any) -> list[Response]:
+        self.score([], [])
+        return []
+
+
+def retrying(engine: AbsentEngine, begins: list[TeacherAwayError], waits: list[int]) -> Retrying:
+    absence = Absence(begins.append, now=lambda: engine.now)
+    return Retrying(engine, absence, lambda: waits.append(1), sleep=engine.sleep)
+
+
+def test_a_teacher_that_is_away_is_asked_again() -> None:
+    """Every absence is told once; before each new try the run may stop, and a moment passes."""
+    engine, begins, waits = AbsentEngine(absent=3), [], []
+    teacher = retrying(engine, begins, waits)
+    [[values]] = teacher.score([[1, 2, 3]], [[(1, 3)]])
+    assert values.tolist() == [-1.0, -1.0]
+    assert (len(begins), len(waits), engine.sleeps) == (1, 3, [RETRY_S] * 3)
+    engine.absent = 2
+    assert teacher.respond([[1]], temperature=1.0, max_tokens=1, seeds=[0]) == []
+    assert (len(begins), len(waits)) == (2, 5)
+
+
+def test_a_teacher_that_stays_away_ends_the_run() -> None:
+    """After an hour the error is the caller's."""
+    engine, begins = AbsentEngine(absent=10_000), []
+    with pytest.raises(TeacherAwayError, match="nobody there"):
+        retrying(engine, begins, []).score([[1]], [[(0, 1)]])
+    assert AWAY_LIMIT_S < engine.now <= AWAY_LIMIT_S + 2 * RETRY_S
+    assert len(begins) == 1
 
 
 def check_who_scored(run: Path, models: Path, other: Path) -> None:

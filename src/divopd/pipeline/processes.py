@@ -155,12 +155,16 @@ class LiveRun:
 
 
 class News:
-    """What a store has recorded since the last look, told to an observer. Only what is new is read."""
+    """What a store has recorded since the last look, told to an observer. Only what is new is read.
+
+    The first look tells all records that there are: an earlier process may have died before it told them. What happened
+    in the time of that process is over.
+    """
 
     def __init__(self, store: StoreViews, observer: Observer) -> None:
         self._store, self._observer = store, observer
         self._cursor = store.cursor()._replace(records=-1, evaluations=-1)
-        self._next_update = self._last_event = 0
+        self._next_update, self._last_event = 0, self._cursor.events
         self._versions: set[int] = set()
 
     def tell(self) -> bool:

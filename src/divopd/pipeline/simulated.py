@@ -47,6 +47,7 @@ def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: W
     models = load_models(config)
     learner = TorchLearner(models.student, config.learner)
     with Store.open(folder) as store:
+        _tell_records(store, observer)
         world = SimulatedWorld(
             config,
             store,
@@ -65,6 +66,14 @@ def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: W
             observer=observer,
             wishes=wishes,
         )
+
+
+def _tell_records(store: Store, observer: Observer) -> None:
+    """What is recorded already: the process that did it may have died before it told anybody."""
+    for update in store.update_records().values():
+        observer.updated(update)
+    for evaluation in store.evaluations().values():
+        observer.evaluated(evaluation)
 
 
 @dataclass(frozen=True)
