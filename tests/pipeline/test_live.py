@@ -11,16 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from divopd.audits.ledger import audit_ledger
 from divopd.errors import DivopdError
 from divopd.methods import METHODS
+from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.begin import begin_run
+from divopd.pipeline.live import LiveWorld
 from divopd.pipeline.processes import LiveRun
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observers, UpdateRecord, decode_evaluation, decode_update
 from divopd.run.folder import RunFolder
 from divopd.store import Store
+from doubles.hashing_learner import HashingLearner
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
 from waiting import wait_for
@@ -30,6 +34,30 @@ def wait_for_updates(folder: Path, updates: int) -> None:
     with Store.open_read_only(folder) as store:
         while store.updates < updates:
             time.sleep(0.1)
+
+
+class OneTensor(HashingLearner):
+    """Weights that can be written as a file."""
+
+    def weights(self) -> dict[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {"weight": torch.zeros(1)}
+
+
+def test_explorers_take_synced_versions_and_old_ones_go(models: Path, tmp_path: Path) -> None:
+    """With a sync every second update and evaluations in between, explorers never see what only the evaluator wants."""
+    settings = config(
+        models, clock="live", explorer={"sync_interval": 2}, evaluation={"every": 3}, learner={"updates": 12}
+    )
+    begin_run(settings, tmp_path)
+    run = RunFolder(tmp_path)
+    with Store.open(tmp_path) as store:
+        access = Access(settings, store, WeightsFolder(run), is_over=lambda: False, folder=run)
+        world, seen = LiveWorld(access, run), []
+        for version in range(12):
+            world.publish(version, OneTensor())
+            seen.append(access.newest_version())
+    assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
+    assert run.versions() == [0, 3, 6, 8, 9, 10]  # evaluated, or among the newest three that explorers may be reading
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 
 from divopd.config import Config
 from divopd.models.engine import StudentEngine
+from divopd.pipeline.rollouts import is_synced
 from divopd.pipeline.wishes import Stopped
 from divopd.run.checkpoints import read_weights
 from divopd.run.folder import RunFolder
@@ -71,4 +72,5 @@ class Access:
         time.sleep(seconds)
 
     def newest_version(self) -> int | None:
-        return max(self.weights.versions(), default=None)
+        """The newest version that explorers act with; others are published for the evaluator alone."""
+        return max((v for v in self.weights.versions() if is_synced(self.config, v)), default=None)

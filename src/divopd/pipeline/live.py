@@ -13,6 +13,7 @@ from divopd.learner.ranks import FirstRank, follow, join
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.access import POLL_S, Access
 from divopd.pipeline.models import load_student
+from divopd.pipeline.rollouts import is_synced
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped
 from divopd.pipeline.world import Waited, refuse_to_starve
@@ -90,10 +91,11 @@ class LiveWorld:
 
     def publish(self, version: int, learner: Learner) -> None:
         """Write the weights where explorers and evaluator find them; old ones that nobody evaluates go."""
-        wanted = version % self.config.explorer.sync_interval == 0 or is_evaluated(self.config, version)
+        wanted = is_synced(self.config, version) or is_evaluated(self.config, version)
         if wanted and not self.run.weights_of(version).exists():
             publish_weights(self.run.weights, version, learner.weights())
-        for old in self.run.versions()[:-KEPT_VERSIONS]:
+        synced = [known for known in self.run.versions() if is_synced(self.config, known)]
+        for old in synced[:-KEPT_VERSIONS]:
             if not is_evaluated(self.config, old):
                 rmtree(self.run.weights_of(old))
 

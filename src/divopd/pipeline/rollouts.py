@@ -106,3 +106,8 @@ class TrainingRollouts:
 def has_room(backlog: int, bound: int | None) -> bool:
     """Admission control: a rollout may begin while fewer turns wait than the bound allows; without one, always."""
     return bound is None or backlog < bound
+
+
+def is_synced(config: Config, version: int) -> bool:
+    """Whether explorers get this policy version."""
+    return version % config.explorer.sync_interval == 0

@@ -28,7 +28,7 @@ from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.models import load_models, load_student
-from divopd.pipeline.rollouts import TrainingRollouts, has_room
+from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
 from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.prompts import Codec
@@ -128,7 +128,7 @@ class SimulatedWorld:
     def publish(self, version: int, learner: Learner) -> None:
         """The explorers have the new weights at once, every `sync_interval` updates."""
         self.version = version
-        if version % self.config.explorer.sync_interval == 0:
+        if is_synced(self.config, version):
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
             self.acting_version = version
 
