@@ -3,6 +3,8 @@
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 
 def wait_for(condition: Callable[[], object], *, while_: subprocess.Popen[str], seconds: float = 240.0) -> None:
@@ -12,3 +14,13 @@ def wait_for(condition: Callable[[], object], *, while_: subprocess.Popen[str], 
         assert while_.poll() is None, (while_.returncode, while_.stderr and while_.stderr.read())
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def processes_of(words: str) -> list[str]:
+    """The command lines of the processes that have these words in them; this machine need not have pgrep."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [line] if words in line else []
+    return found

@@ -108,12 +108,17 @@ def table_of(turns: list[Turn], folder: Path, capsys: pytest.CaptureFixture[str]
     return capsys.readouterr().out
 
 
+def row_of(table: str, method: str) -> list[str]:
+    """The cells of a method's row, its name first."""
+    return next(cells for line in table.splitlines() if (cells := line.split())[:1] == [method])
+
+
 def test_a_recording_without_a_valid_turn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The counted reasons stand under the table, and no share of rollouts that do not exist in it."""
     lost = [turn("a", index, action_mask=None) for index in range(5)] + [turn("b", 0, prompt_truncated=True)]
     out = table_of(lost, tmp_path, capsys, "divopd", "vanilla")
     assert "all 6 turns are invalid (no_action_mask 5, prompt_truncated 1)" in " ".join(out.split())
-    gated, ungated = (next(line.split() for line in out.splitlines() if name in line) for name in ("divopd", "vanilla"))
+    gated, ungated = row_of(out, "divopd"), row_of(out, "vanilla")
     assert gated[1:] == ["–"] * 7 + ["0.0", "0"]
     assert ungated[1:3] == ["–", "–"]
     assert ungated[6] == "100.0%"
@@ -121,7 +126,7 @@ def test_a_recording_without_a_valid_turn_says_why(tmp_path: Path, capsys: pytes
 
 def test_a_recording_with_a_valid_turn_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = table_of([turn("a", 0), turn("b", 0, action_mask=None)], tmp_path, capsys, "divopd")
-    assert next(line.split() for line in out.splitlines() if "divopd" in line)[1:3] == ["0.0%", "0.00"]
+    assert row_of(out, "divopd")[1:3] == ["0.0%", "0.00"]
     assert "1 valid rollouts" in out
     assert "invalid" not in out
 

@@ -27,7 +27,7 @@ from divopd.store import Store
 from doubles.hashing_learner import HashingLearner
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
-from waiting import wait_for
+from waiting import processes_of, wait_for
 
 
 def wait_for_updates(folder: Path, updates: int) -> None:
@@ -160,8 +160,7 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(models: Path, tmp_path: Path) -
     wait_for_updates(tmp_path / "run", 3)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
-    left = subprocess.run(["pgrep", "-f", str(tmp_path / "run")], capture_output=True, check=False)
-    assert left.stdout == b""
+    assert processes_of(str(tmp_path / "run")) == []
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     with Store.open_read_only(tmp_path / "run") as store:
         assert store.updates == 12
@@ -219,8 +218,7 @@ def test_roles_do_not_outlive_the_process_that_started_them(models: Path, tmp_pa
     wait_for_updates(tmp_path / "run", 2)
     process.kill()
     process.wait()
-    roles = ["pgrep", "-f", f"pipeline.roles {tmp_path / 'run'}"]
     deadline = time.monotonic() + 60
-    while subprocess.run(roles, capture_output=True, check=False).stdout and time.monotonic() < deadline:
+    while processes_of(str(tmp_path / "run")) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert subprocess.run(roles, capture_output=True, check=False).stdout == b""
+    assert processes_of(str(tmp_path / "run")) == []

@@ -19,7 +19,7 @@ from divopd.run.durable_folder import numbered_folders
 from divopd.store import Store
 from doubles.listener import Listener
 from small_runs import config, outcome
-from waiting import wait_for
+from waiting import processes_of, wait_for
 
 
 def checkpoints(run: Path) -> list[int]:
@@ -51,7 +51,7 @@ def test_two_ranks_train_and_heed_signals(models: Path, tmp_path: Path) -> None:
         finally:
             process.kill()
         assert [line.split()[1] for line in said] == ["SIGUSR1:", "SIGTERM:"]
-        assert subprocess.run(["pgrep", "-f", str(run)], stdout=subprocess.DEVNULL, check=False).returncode == 1
+        assert processes_of(str(run)) == []
         assert checkpoints(run) == [middle, store.updates - 1]
         assert set(store.update_records()) == set(range(store.updates))
         audit_ledger(store)

@@ -20,7 +20,7 @@ from divopd.run.checkpoints import latest_checkpoint
 from divopd.store import Store
 from divopd.turns import Turn
 from small_runs import config, outcome, train_small
-from waiting import wait_for
+from waiting import processes_of, wait_for
 
 SELDOM = {"explorer": {"sync_interval": 2}}
 
@@ -167,8 +167,7 @@ def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
 
 def roles(run: Path) -> set[str]:
     """The roles of a run that are at work."""
-    found = subprocess.run(["pgrep", "-af", f"pipeline.roles {run} "], capture_output=True, text=True, check=False)
-    return {line.split()[-1] for line in found.stdout.splitlines()}
+    return {line.split()[-2] for line in processes_of(f"pipeline.roles {run} ")}  # before the number of its parent
 
 
 WAITING = """

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Literal
 
 from divopd.environments.environment import Observation
-from divopd.environments.scienceworld.jvm import Simulator, find_java
+from divopd.environments.scienceworld.jvm import Simulator, check_installed
 from divopd.environments.scienceworld.split import parse_task, tasks
 from divopd.errors import EnvironmentFailure
 
@@ -41,7 +41,7 @@ class ScienceWorld:
         actions: Literal["listed", "unlisted"] = "unlisted",
         timeout_s: float = 120.0,
     ) -> None:
-        find_java()  # a missing java is the user's error, found here and not in the first rollout
+        check_installed()  # what is missing is the user's to install: said here, not in the first rollout
         self.simplifications = simplifications
         self.actions = actions
         self.timeout_s = timeout_s

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from queue import Empty, Queue
 from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
@@ -34,6 +35,13 @@ def find_java() -> str:
             "openjdk-17-jre-headless, macOS: brew install openjdk) or set JAVA_HOME"
         )
     return found
+
+
+def check_installed() -> None:
+    """The package, then java: an InputError names what is missing and how to get it."""
+    if find_spec("scienceworld") is None:
+        raise MissingExtraError("ScienceWorld", "scienceworld")
+    find_java()
 
 
 class Simulator:
