@@ -8,7 +8,7 @@ environments at once. Seconds are processor seconds of one thread, so that other
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ QUICK = Sizes(rollouts=2, turns=2, rounds=1, demonstrations=2)
 class Plain:
     """The model library's own generation, one prompt after the other."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
 
     @torch.inference_mode()
@@ -58,6 +58,9 @@ class Plain:
             logprobs = torch.cat(made.logits).log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
             responses.append(Response(chosen.tolist(), logprobs.double().numpy()))
         return responses
+
+    def score(self, sequences: object, spans: object) -> list[list[np.ndarray]]:
+        raise AssertionError("a student that only plays needs no scores")
 
 
 def run(sizes: Sizes) -> dict:

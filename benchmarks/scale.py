@@ -129,7 +129,11 @@ def _commit_s(path: Path) -> float:
 def _rollout(name: str) -> Rollout:
     ids = [(7 * place) % 150_000 for place in range(PROMPT_TOKENS)]
     logprobs = [-0.1 - place / 7 for place in range(RESPONSE_TOKENS)]
-    lists = {"prompt_ids": ids, "response_ids": ids[:RESPONSE_TOKENS], "action_mask": [1] * RESPONSE_TOKENS}
+    lists: dict[str, Any] = {
+        "prompt_ids": ids,
+        "response_ids": ids[:RESPONSE_TOKENS],
+        "action_mask": [1] * RESPONSE_TOKENS,
+    }
     lists |= {"student_logprobs": logprobs, "teacher_logprobs": logprobs[::-1]}
     return Rollout(name, tuple(Turn(name, number, "task", 0, **lists) for number in range(TURNS)))
 

@@ -35,9 +35,14 @@ VIEWS = {
 @contextmanager
 def opened(address: str, *, expected: str | None = None, **context: Any) -> Iterator[Any]:
     """A page at this address. Afterwards: nothing unexpected is on the console, and no dialog was opened."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import Dialog, sync_playwright
 
     complaints: list[str] = []
+
+    def refuse(dialog: Dialog) -> None:
+        complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         settings = {"viewport": {"width": 1280, "height": 800}, "accept_downloads": True} | context
@@ -45,7 +50,7 @@ def opened(address: str, *, expected: str | None = None, **context: Any) -> Iter
         page.set_default_timeout(20_000)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", refuse)
         try:
             page.goto(address)
             settle(page)

@@ -25,4 +25,4 @@ class Rooms(gymnasium.Env[str, str]):
 
 
 for name in ("Quiet", "Loud"):
-    gymnasium.register(f"{name}-v0", entry_point=Rooms, kwargs={"name": name})
+    gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:Rooms", kwargs={"name": name})

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from divopd.composers import Candidate
 from divopd.turns import Turn
+from divopd.validity import Reason
 
 ROLLOUTS = [f"r{i:02d}" for i in range(12)]
 # few distinct values, so that ties happen
@@ -13,11 +14,10 @@ DISAGREEMENTS = st.sampled_from([-1.5, -0.25, 0.0, 0.5, 0.5000000001, 2.0, 7.25]
 @st.composite
 def candidates(draw: st.DrawFn, *, update: int = 5, max_size: int = 60) -> list[Candidate]:
     """A pool at one update: unique keys, some stale, some invalid, first seen at different updates."""
-    size = {"min_size": 0, "max_size": max_size}
-    keys = draw(st.lists(st.tuples(st.sampled_from(ROLLOUTS), st.integers(0, 20)), unique=True, **size))
+    keys = draw(st.lists(st.tuples(st.sampled_from(ROLLOUTS), st.integers(0, 20)), unique=True, max_size=max_size))
     pool = []
     for rollout, turn in keys:
-        reason = draw(st.sampled_from([None, None, None, None, "misaligned"]))
+        reason: Reason | None = draw(st.sampled_from([None, None, None, None, "misaligned"]))
         pool.append(
             Candidate(
                 rollout,

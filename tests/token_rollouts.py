@@ -34,7 +34,8 @@ def tiny_model(dtype: torch.dtype = torch.float64, *, seed: int = 0, **changes: 
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes})).to(dtype)
+        model = Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes}))
+    torch.nn.Module.to(model, dtype)  # transformers' own wrapper of it has no types
     return _with_exact_norms(model) if dtype == torch.float64 else model
 
 
@@ -132,7 +133,8 @@ def plain_gradient(model: Any, turns: Sequence[Turn], weights: Sequence[float] |
     """The gradient of the batch's loss by all parameters, as one vector."""
     model.zero_grad()
     weights = [1.0] * len(turns) if weights is None else weights
-    loss = sum(w * plain_row_loss(model, turn) for w, turn in zip(weights, turns, strict=True)) / len(turns)
+    losses = (w * plain_row_loss(model, turn) for w, turn in zip(weights, turns, strict=True))
+    loss = sum(losses, start=torch.zeros(())) / len(turns)
     if loss.requires_grad:
         loss.backward()
     return gradient(model)

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,11 +95,15 @@ def test_nothing_is_selected_twice_ever(method: str, turns: list[Turn]) -> None:
 def test_any_turn_that_was_composed_can_be_restored(version: int) -> None:
     """Fields left out, lists of another library's numbers, and ids that no recording allows survive the state."""
     scores = [np.float32(-0.5), np.float32(-1.25)]
+    foreign: dict[str, Any] = {
+        "prompt_ids": np.array([-100, 1]),
+        "student_logprobs": np.array(scores),
+        "teacher_logprobs": scores,
+    }
     turns = [
         Turn("a", 0, "t", version, prompt_ids=[1], response_ids=[2, 3], student_logprobs=[-0.5, -1.25],
              teacher_logprobs=[-0.25, -0.5], action_mask=[1, 1]),
-        Turn("env 7: try #2", 1, "t", version, prompt_ids=np.array([-100, 1]), response_ids=(2, 3),
-             student_logprobs=np.array(scores), teacher_logprobs=scores, action_mask=[True, True]),
+        Turn("env 7: try #2", 1, "t", version, response_ids=(2, 3), action_mask=[True, True], **foreign),
     ]  # fmt: skip
     original, restored = (make_composer("divopd", batch_size=2, max_staleness=9) for _ in range(2))
     original.compose([turn("0", 0), turn("0", 1), *turns], update=version)

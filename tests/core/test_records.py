@@ -90,9 +90,10 @@ def test_what_else_an_object_holds_is_left_alone() -> None:
 @pytest.mark.parametrize(("kind", "path"), PLACES, ids=lambda part: part if isinstance(part, str) else ".".join(part))
 def test_a_damaged_record_is_refused(kind: str, path: Path) -> None:
     """Every value, at any depth, that is of another type or missing; the sentence names the record's kind."""
+    name = path[-1]
     for wrong in ("many", None, True, [1], {"a": "b"}):
         data = deepcopy(small(kind))
-        inside(data, path)[path[-1]] = wrong
+        inside(data, path)[name] = wrong
         if wrong is None and path in MAY_BE_NULL:
             DECODERS[kind](data)
             continue
@@ -100,7 +101,7 @@ def test_a_damaged_record_is_refused(kind: str, path: Path) -> None:
             DECODERS[kind](data)
     if len(path) < 2 or path[-2] not in BY_NAME:
         data = deepcopy(small(kind))
-        del inside(data, path)[path[-1]]
+        del inside(data, path)[name]
         with pytest.raises(ValueError, match=f"not the record of an {kind}"):
             DECODERS[kind](data)
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from divopd.validity import REASONS, disagreement, why_invalid
 from strategies import turn
 
 # each change alone makes a valid turn invalid for that reason
-CAUSES = {
+CAUSES: dict[str, dict[str, Any]] = {
     "prompt_truncated": {"prompt_truncated": True},
     "no_tokens": {"prompt_ids": []},
     "no_student_logprobs": {"student_logprobs": None},
@@ -38,6 +39,7 @@ def test_each_reason(reason: str) -> None:
 @pytest.mark.parametrize(("first", "second"), list(pairwise(REASONS)))
 def test_the_first_reason_in_order_counts(first: str, second: str) -> None:
     """A turn that is invalid for two reasons carries the one that the specification names first."""
+    changes: dict[str, Any]
     if (first, second) == ("misaligned", "no_valid_token"):
         changes = {"action_mask": [1, 0, 0], "teacher_mask": [0, 1]}
     elif (first, second) == ("no_action_mask", "misaligned"):

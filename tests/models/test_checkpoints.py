@@ -16,6 +16,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("safetensors", reason="for want of the extra train")
 
+from torch import Tensor  # noqa: E402
+from torch.optim import AdamW, Optimizer  # noqa: E402
+
 from divopd.errors import CheckpointError  # noqa: E402
 from divopd.models.weights import gathered_weights  # noqa: E402
 from divopd.run.checkpoints import (  # noqa: E402
@@ -40,17 +43,17 @@ class Tied(torch.nn.Module):
         self.head = torch.nn.Linear(8, 11)
         self.head.weight = self.embed.weight
 
-    def forward(self, ids: "torch.Tensor") -> "torch.Tensor":
+    def forward(self, ids: Tensor) -> Tensor:
         return self.head(torch.nn.functional.dropout(self.norm(self.embed(ids)), 0.3))
 
 
-def make(seed: int) -> tuple[Tied, "torch.optim.AdamW"]:
+def make(seed: int) -> tuple[Tied, AdamW]:
     torch.manual_seed(seed)
     model = Tied()
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
 
 
-def train(model: Tied, optimizer: "torch.optim.Optimizer", updates: int) -> None:
+def train(model: Tied, optimizer: Optimizer, updates: int) -> None:
     for _ in range(updates):
         ids = torch.randint(11, (16,))
         optimizer.zero_grad()
@@ -115,7 +118,8 @@ def test_a_restore_equals_never_having_stopped(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, update=2, model=model, optimizer=optimizer, state={})
     train(model, optimizer, 2)
     draws = [random.random(), float(np.random.rand()), float(torch.rand(1))]
-    random.seed(1), np.random.seed(1)
+    random.seed(1)
+    np.random.seed(1)
     other, its_optimizer = make(5)
     load_checkpoint(tmp_path / "000002", model=other, optimizer=its_optimizer)
     train(other, its_optimizer, 2)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_merged_and_packed_gradients_are_those_of_single_rows(kind: str, dtype: 
 
 
 @pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"num_key_value_heads": 4}], ids=str)
-def test_gradients_of_other_shapes(changes: dict[str, object]) -> None:
+def test_gradients_of_other_shapes(changes: dict[str, Any]) -> None:
     """A head that shares the embedding's weights, and attention without shared keys."""
     turns, weights = batch_of("weights")
     assert relative_error(tiny_model(**changes), turns, weights) < 1e-6

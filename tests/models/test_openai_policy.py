@@ -198,7 +198,7 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
     assert waiting[0] > 0
     _, account, rates = outcome(tmp_path / "run")
     assert 40 in rates
-    with Store.open_read_only(tmp_path / "run") as store:
+    with Store.open(tmp_path / "run") as store:
         assert "teacher_away" in [kind for _, kind, _ in store.events()]
         assert account[0] == store.arrived().turns
     assert any(sentence.startswith("a teacher is away") for sentence in listener.sentences)

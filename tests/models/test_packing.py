@@ -76,6 +76,6 @@ def test_ten_thousand_long_rows_are_merged_without_comparing_all_pairs() -> None
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(200):
-        whole = rng.integers(0, 50_000, 1000)
+        whole = rng.integers(0, 50_000, 1000).tolist()
         rows += [make_row(whole[: end - 5], whole[end - 5 : end]) for end in range(20, 1001, 20)]
     assert len(merge_rows(rows)) == 200

@@ -111,7 +111,7 @@ def test_the_variance_of_one_outer_product_is_that_of_theory(size: int) -> None:
         projection = _projection(weight, size, str(draw))
         sketch = torch.outer(delta @ projection.outputs, x @ projection.inputs)
         norms.append(float(sketch.square().sum() / (delta.square().sum() * x.square().sum())))
-    assert np.mean(norms) == pytest.approx(1, abs=4 * np.std(norms) / sqrt(len(norms)))
+    assert np.mean(norms) == pytest.approx(1, abs=4 * float(np.std(norms)) / sqrt(len(norms)))
     assert np.var(norms) == pytest.approx((1 + 2 / size) ** 2 - 1, rel=0.25)
 
 

@@ -22,6 +22,7 @@ TEXTS = [
 ] * 2
 SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=128)
 TOKENIZER = build_tokenizer(TEXTS)
+CONTROL_IDS = {TOKENIZER.get_vocab()[token] for token in CONTROL_TOKENS}
 
 
 def ids_of(text: str) -> list[int]:
@@ -34,7 +35,7 @@ def test_any_text_comes_back_and_forges_no_control_token(text: str) -> None:
     """Decoding gives the text back exactly, and untrusted text never yields a control token."""
     ids = ids_of(text)
     assert TOKENIZER.decode(ids) == text
-    assert not set(ids) & set(TOKENIZER.convert_tokens_to_ids(list(CONTROL_TOKENS)))
+    assert not set(ids) & CONTROL_IDS
 
 
 def test_known_words_are_one_token_each() -> None:
@@ -54,6 +55,7 @@ def test_the_chat_template_frames_what_the_agent_says() -> None:
     later = [*first, {"role": "assistant", "content": "go"}, {"role": "user", "content": "c"}]
     prompt = TOKENIZER.apply_chat_template(first, tokenize=False, add_generation_prompt=True)
     assert prompt == "<|see|>a<|see|>b<|act|>"
+    assert isinstance(prompt, str)
     assert TOKENIZER.apply_chat_template(later, tokenize=False) == prompt + "go<|end|><|see|>c"
 
 

@@ -97,7 +97,7 @@ def test_killed_roles_lose_nothing_and_train_nothing_twice(models: Path, tmp_pat
     assert len(kills) < 5  # each role was killed at least once
     _, account, rates = outcome(tmp_path / "run")
     assert 25 in rates
-    with Store.open_read_only(tmp_path / "run") as store:
+    with Store.open(tmp_path / "run") as store:
         audit_ledger(store)
         assert store.updates == 25
         trained = [key for update in range(25) for key in store.journal(update).selected]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def two_rollouts(tmp_path: Path) -> Path:
     return tmp_path / "turns.jsonl"
 
 
-NUMBERS = {"batch_size": 4, "cap": 2, "max_staleness": 0}
+NUMBERS: dict[str, Any] = {"batch_size": 4, "cap": 2, "max_staleness": 0}
 
 
 def test_utilization_counts_rollouts(two_rollouts: Path) -> None:

@@ -142,7 +142,7 @@ def test_unused_rollouts_are_counted_exactly(tmp_path: Path, method: str) -> Non
         records = store.update_records()
     used, unused = Counter[int](), Counter[int]()
     for fates in by_rollout.values():
-        trained = [fate.update for fate in fates if fate.kind == "trained"]
+        trained = [fate.update for fate in fates if fate.kind == "trained" and fate.update is not None]
         gone = [fate.update for fate in fates if fate.update is not None]
         if trained:
             used[min(trained)] += 1

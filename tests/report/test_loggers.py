@@ -5,10 +5,11 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from divopd.config import LoggerName
 from divopd.errors import InputError, MissingExtraError
 from divopd.records import EvaluationRecord, UpdateRecord, decode_evaluation, decode_update
 from divopd.run.loggers import LOGGERS, METRICS, Loggers
@@ -30,7 +31,7 @@ def evaluation(version: int) -> EvaluationRecord:
     return make_evaluation_record(version, success_rate=10.0 * version)
 
 
-def tell(folder: Path, *names: str) -> None:
+def tell(folder: Path, *names: LoggerName) -> None:
     """Three updates and a late evaluation."""
     with Loggers(folder, names, SETTINGS) as loggers:
         for number in range(3):
@@ -80,11 +81,12 @@ def test_a_logger_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytest
         def close(self) -> None:
             raise AssertionError("it was left out")
 
-    LOGGERS["failing"] = Failing
+    name = cast(LoggerName, "failing")  # of no tracker there is
+    LOGGERS[name] = Failing
     try:
-        tell(tmp_path, "failing")
+        tell(tmp_path, name)
     finally:
-        del LOGGERS["failing"]
+        del LOGGERS[name]
     assert capsys.readouterr().err.count("the logger failing failed") == 1
     assert len(lines(tmp_path)) == 4
 
@@ -95,12 +97,13 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     class Missing:
         package = "no_such_package"
 
-    LOGGERS["missing"] = Missing
+    name = cast(LoggerName, "missing")  # of no tracker there is
+    LOGGERS[name] = Missing
     try:
         with pytest.raises(MissingExtraError, match=r"\.\[missing\]"):
-            Loggers(tmp_path, ["missing"], {})
+            Loggers(tmp_path, [name], {})
     finally:
-        del LOGGERS["missing"]
+        del LOGGERS[name]
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def test_log_probabilities_that_come_apart_are_told_once(run: Path) -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_names_of_tasks_cannot_steer_the_terminal(run: Path, terminal: bool) -> None:
     """Escape sequences and markup in the name of a kind of task are shown, not obeyed."""
-    kinds = {"\x1b]0;owned\x07": 1.0, "[blink]heat[/blink]": 2.0, "a\nb\u202e": 3.0}
+    kinds: dict[str, Any] = {"\x1b]0;owned\x07": 1.0, "[blink]heat[/blink]": 2.0, "a\nb\u202e": 3.0}
     out = show(run, terminal=terminal, **kinds)
     assert "owned" in out
     assert "\x1b]" not in out

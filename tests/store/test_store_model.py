@@ -137,7 +137,7 @@ def served(batch: JournaledBatch) -> tuple[Any, ...]:
 
 TestTwoStores = TwoStores.TestCase
 TestTwoStores.settings = settings(
-    max_examples=settings.default.max_examples + 10,
+    max_examples=settings().max_examples + 10,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

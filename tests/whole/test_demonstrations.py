@@ -101,7 +101,7 @@ def test_targets_are_exact_until_what_was_done_differs() -> None:
                 agreed += 1
             wanted += [(start + n, label[n]) for n in range(agreed + 1)]
         assert list(zip(example.positions, example.targets, strict=True)) == wanted
-        assert codec.decode(example.ids[opened[-1] :]) == demonstration.turns[-1].done
+        assert codec.decode(example.ids[opened[-1] :].tolist()) == demonstration.turns[-1].done
         answered = {start + n for start, turn in zip(opened, demonstration.turns, strict=True)
                     for n in range(len(codec.response_ids(turn.done)))}  # fmt: skip
         assert set(example.read) == set(range(1, len(example.ids))) - answered

@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
+from torch import Tensor  # noqa: E402
+
 from coin_hunt import CoinHunt, Guide  # noqa: E402
 from divopd.bootstrap.demonstrations import Slips, demonstrate, encode  # noqa: E402
 from divopd.bootstrap.sft import (  # noqa: E402
@@ -108,7 +110,7 @@ def test_packed_gradients_are_those_of_target_by_target_training(untrained: Tran
     packed = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
 
-    def mean(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> "torch.Tensor":
+    def mean(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Tensor:
         losses = [
             -_logits(untrained, ids[:position]).log_softmax(-1)[token]
             for ids, positions, tokens in parts
@@ -125,7 +127,7 @@ def test_packed_gradients_are_those_of_target_by_target_training(untrained: Tran
     model.zero_grad()
 
 
-def _logits(policy: TransformersPolicy, ids: np.ndarray) -> "torch.Tensor":
+def _logits(policy: TransformersPolicy, ids: np.ndarray) -> Tensor:
     hidden = hidden_states(policy.model, torch.from_numpy(ids), torch.arange(len(ids)), Packed([len(ids)]))
     return policy.model.get_output_embeddings()(hidden[-1])
 
