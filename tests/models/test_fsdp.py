@@ -50,7 +50,7 @@ def test_two_ranks_give_the_update_of_one(tmp_path: Path) -> None:
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     helpers = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [*torchrun, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300, env=environment, check=False
     )

@@ -275,6 +275,7 @@ def test_broken_off_anywhere_it_ends_the_same(
             run.live(Diary(call, break_off))
         assert run.live() == digest
         assert run.facts == records
+        assert run.store.acknowledged == UPDATES
 
 
 def test_broken_off_again_and_again_it_ends_the_same(

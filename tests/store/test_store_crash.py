@@ -247,13 +247,13 @@ def finish_and_check(run: Path, undisturbed: Path) -> None:
 
 
 def end_of(run: Path) -> tuple[Any, ...]:
-    """The ledger's digest, its account, what checkpoints hold and what was settled, and the weights."""
+    """The ledger's digest, its account, what checkpoints hold, and the weights."""
     learner, newest = HashingLearner(), RunFolder(run).newest_checkpoint()
     assert newest is not None
     learner.load(newest)
     with Store.open_read_only(run) as store:
         assert store.updates == WORK_UPDATES
-        return store.batch(WORK_UPDATES - 1).digest, store.account(), checkpointed(store), learner.digest
+        return store.batch(WORK_UPDATES - 1).digest, store.account(), checkpointed(store)[0], learner.digest
 
 
 @needs_strace

@@ -62,6 +62,8 @@ def train(
     epoch = ledger.begin_learner()
     composer = find_method(config.method).make_composer(config.composer)
     place = _restore(run, learner, world)
+    if place.version:  # the process that saved it may have died before it said so
+        ledger.acknowledge(place.version - 1, epoch=epoch)
     checkpoints = Checkpoints(config, learner, ledger, world, run, epoch=epoch, saved=place.version)
 
     def heed() -> None:
