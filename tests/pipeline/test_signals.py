@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -162,6 +163,9 @@ def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
         wait_for(lambda: roles(run) == {"explorer-0", "evaluator"}, while_=process)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 143
+    deadline = time.monotonic() + 60
+    while roles(run) and time.monotonic() < deadline:  # they are killed, which takes the system a moment
+        time.sleep(0.05)
     assert roles(run) == set()
 
 
