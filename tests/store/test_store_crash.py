@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,14 @@ def check_promises(run: Path) -> None:
 
 
 def check_records(run: Path, lines: list[list[Any]]) -> None:
-    """No update is skipped or told twice, and what was told is what was recorded, though its batch is served again."""
+    """No update is skipped or told twice; what was told is what was recorded; tokens count since the start of the run."""
     told = [decode_update(data) for _, _, data in (line for line in lines if line[0] == "told")]
     with Store.open_read_only(run) as store:
         records = store.update_records()
         assert list(records) == list(range(len(records)))
         assert len(records) in (store.updates, store.updates - 1)
+    trained = accumulate(record.batch.tokens for record in records.values())
+    assert [record.spent.trained_tokens for record in records.values()] == list(trained)
     assert len({record.update for record in told}) == len(told)
     assert all(records[record.update] == record for record in told)
 
