@@ -68,7 +68,7 @@ def check_promises(run: Path) -> None:
 
 
 def check_records(run: Path, lines: list[list[Any]]) -> None:
-    """No update is skipped or told twice; what was told is what was recorded; tokens count since the start of the run."""
+    """No update is skipped or told twice; what was told is what was recorded; tokens count since the start."""
     told = [decode_update(data) for _, _, data in (line for line in lines if line[0] == "told")]
     with Store.open_read_only(run) as store:
         records = store.update_records()
