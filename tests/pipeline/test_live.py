@@ -36,6 +36,15 @@ def wait_for_updates(folder: Path, updates: int) -> None:
             time.sleep(0.1)
 
 
+def test_a_role_whose_parent_died_while_it_was_starting_ends(models: Path, tmp_path: Path) -> None:
+    """It knows by number who started it: when it looks, that process is not its parent any more."""
+    begin_run(config(models, clock="live"), tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    command = [sys.executable, "-m", "divopd.pipeline.roles", str(tmp_path / "run"), "explorer-0", str(gone.pid)]
+    assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0
+
+
 class OneTensor(HashingLearner):
     """Weights that can be written as a file."""
 
