@@ -85,6 +85,10 @@ def test_the_page_gets_what_the_commands_say(client: Client, folder: Path) -> No
         assert client.get(f"run/divopd/rollout/{quote(rollout, safe='')}")["rollout"] == rollout
         assert client.get("run/divopd/batch/3") == data.plain(data.batch(store, update=3))
     assert client.get("run/divopd/updates?after=4")["first"] == 5
+    with StoreViews.open(folder / "divopd") as store:
+        starved = [record.starved_s for record in store.update_records().values()]
+    assert client.get("run/divopd/updates")["columns"]["starved_s"] == starved
+    assert any(starved)
     assert client.get("run/divopd/flow") == client.get("run/divopd/flow")
 
 
