@@ -40,6 +40,7 @@ from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
 from divopd.models.taught import Taught, read_taught
 from divopd.prompts import PromptStyle, style_for
+from divopd.prompts.formats import FORMAT_SETTINGS
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -331,6 +332,7 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(environment, table)
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
+    _fill(prompts, FORMAT_SETTINGS.get(str(prompts.get("format")), {}))  # a format that is asked for goes first
     taught = _taught_student(data.get("student", {}), str(name))
     if taught is not None:
         _fill(prompts, {"answer": taught.answer, "actions": taught.actions})
