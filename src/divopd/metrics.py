@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import exp, floor, log
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
 from divopd.composers.composer import Candidate
@@ -79,9 +79,10 @@ def peak(rates: Sequence[float]) -> float:
     return max(rates)
 
 
-def final_five(rates: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the last five evaluations."""
-    return fmean(rates[-5:]), pstdev(rates[-5:])
+def final_five(rates: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1) of the last five evaluations; a single one has no deviation."""
+    last = rates[-5:]
+    return fmean(last), stdev(last) if len(last) > 1 else None
 
 
 def best_five(rates: Sequence[float]) -> float:

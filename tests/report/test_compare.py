@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ def test_rates_are_those_of_the_spec(pair: tuple[Path, Path]) -> None:
     vanilla, divopd = compared(*pair).standings
     assert (vanilla.peak, divopd.peak) == (44, 60)
     assert (vanilla.final_five, vanilla.best_five) == (pytest.approx(74 / 3), pytest.approx(74 / 3))
+    assert vanilla.final_five_sd == pytest.approx(stdev([10, 20, 44]))
     assert divopd.nauc == pytest.approx((25 * 3 + 45 * 3) / 6)
     assert compared(*pair).budget == 6
 
@@ -65,6 +67,13 @@ def test_cost_to_the_target_in_every_currency(pair: tuple[Path, Path]) -> None:
     assert divopd.ratios["trained_tokens"] == pytest.approx(vanilla.costs_to_target.trained_tokens / trained)
     assert divopd.ratios["elapsed_s"] == 2
     assert set(divopd.ratios) == set(Costs.__dataclass_fields__)
+
+
+def test_a_single_evaluation_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "short", method="vanilla", rates=[None, 44])
+    assert compared(run).standings[0].final_five_sd is None
+    assert call(run) == 0
+    assert "±" not in capsys.readouterr().out
 
 
 def test_a_target_that_is_never_reached_costs_nothing_known(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Standing:
     seed: int
     peak: float
     final_five: float
-    final_five_sd: float
+    final_five_sd: float | None  # sample standard deviation (n - 1) of the last five; None: there is only one
     best_five: float
     nauc: float | None  # None: no run was evaluated after its start
     costs_to_target: Costs | None  # this and the next two: to τ; None: not reached

@@ -61,6 +61,11 @@ def quantity(value: float) -> str:
     return f"{value:.3g}" if value != int(value) else f"{int(value)}"
 
 
+def final_five_text(mean: float, deviation: float | None) -> str:
+    """Mean ± sample standard deviation; of a single evaluation the mean alone."""
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
 def new_table(title: str, headings: Sequence[str], *, texts: int = 1, caption: str | None = None) -> "Table":
     """A table whose first columns are texts and whose others are figures."""
     from rich.box import SIMPLE_HEAD
@@ -91,7 +96,7 @@ def _learning(comparison: RunComparison) -> "Table":
             printable(one.label),
             str(one.seed),
             f"{one.peak:.1f}",
-            f"{one.final_five:.1f} ± {one.final_five_sd:.1f}",
+            final_five_text(one.final_five, one.final_five_sd),
             f"{one.best_five:.1f}",
             "–" if one.nauc is None else f"{one.nauc:.1f}",
         )

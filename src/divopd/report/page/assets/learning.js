@@ -30,12 +30,16 @@ function standingOf(comparison, run) {
   return (comparison.standings || []).find((one) => one.run === run.name);
 }
 
+function lastFive({ final_five: mean, final_five_sd: deviation }) {
+  return deviation === null ? show.fixed(mean, 1) : `${show.fixed(mean, 1)} ± ${show.fixed(deviation, 1)}`;
+}
+
 function runCard(run, { comparison, pressure, colour }) {
   const standing = standingOf(comparison, run);
   const gain = run.evaluations > 1 ? run.last_rate - run.first_rate : null;
   const facts = [
     ["peak", show.rate(run.peak_rate)],
-    ["last five", standing ? `${show.fixed(standing.final_five, 1)} ± ${show.rate(standing.final_five_sd)}` : NONE],
+    ["last five", standing ? `${lastFive(standing)} %` : NONE],
     ["rollouts never used", standing ? `${show.percent(standing.never_selected)} (bound ${show.percent(standing.unreachable)})` : NONE],
     ["turns", show.whole(run.turns)],
   ];
@@ -121,7 +125,7 @@ function standingsTable(context, comparison) {
     { key: "label", label: "method", text: true },
     { key: "seed", label: "seed" },
     { key: "peak", label: "peak", unit: "%", format: (v) => show.fixed(v, 1) },
-    { key: "final_five", label: "last five", unit: "%", format: (v, row) => `${show.fixed(v, 1)} ± ${show.fixed(row.final_five_sd, 1)}` },
+    { key: "final_five", label: "last five", unit: "%", format: (_, row) => lastFive(row), title: "mean ± sample standard deviation" },
     { key: "best_five", label: "best five", unit: "%", format: (v) => show.fixed(v, 1) },
     { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
   ];
