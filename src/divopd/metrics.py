@@ -131,6 +131,15 @@ def geometric_mean(ratios: Iterable[float]) -> float:
     return exp(fmean(log(ratio) for ratio in ratios))
 
 
+def arrival_per_drain(*, put: int, drained: int | None, elapsed_s: float, waited_s: float) -> float | None:
+    """Turns put per second of the run, by turns drained per second in which the learner did not wait for a batch.
+
+    Drained are the turns read into the pool, stale ones not counted. None where they or the seconds are not known.
+    """
+    busy_s = elapsed_s - waited_s
+    return (put / elapsed_s) / (drained / busy_s) if drained and elapsed_s > 0 and busy_s > 0 else None
+
+
 # ── the use of experience ─────────────────────────────────────────────────────────────────────────────────────────
 
 

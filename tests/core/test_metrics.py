@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from divopd.composers import Candidate
 from divopd.metrics import (
+    arrival_per_drain,
     batch_figures,
     best_five,
     cost_to_target,
@@ -186,6 +187,18 @@ def test_curves() -> None:
     assert final_five([40.0]) == (40.0, None)
     assert best_five([9, 1, 8, 2, 7, 6, 5]) == 7.0
     assert mean_of_last([0, 0, 0, 4, 6]) == 5
+
+
+@pytest.mark.parametrize(("waited_s", "ratio"), [(0.0, 1.5), (40.0, 0.9), (100.0, None)])
+def test_arrivals_by_drains(waited_s: float, ratio: float | None) -> None:
+    """3 turns a second arrive. 200 are read in the seconds without waiting: a learner that waits drains faster."""
+    found = arrival_per_drain(put=300, drained=200, elapsed_s=100.0, waited_s=waited_s)
+    assert found == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_without_drains_nothing_is_said_of_them() -> None:
+    assert arrival_per_drain(put=300, drained=None, elapsed_s=100.0, waited_s=0.0) is None
+    assert arrival_per_drain(put=300, drained=0, elapsed_s=100.0, waited_s=0.0) is None
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40))

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from divopd.cli import compare
 from divopd.errors import InputError
 from divopd.methods import make_composer
+from divopd.records import encode_update
 from divopd.replay import load_recording, replay, utilization_of
 from divopd.report.run_comparison import RunComparison, compare_runs
 from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
-from divopd.turns import write_turns
+from divopd.turns import Fate, write_turns
 from fake_runs import SETTINGS, evaluation, make_run, replace_record
 from strategies import turn
 
@@ -142,6 +143,26 @@ def test_dead_rows_are_not_trained_turns(tmp_path: Path, capsys: pytest.CaptureF
     [put] = {sum(vanilla.values()), sum(divopd.values())}
     line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["vanilla", str(put)])
     assert line.split()[2:4] == [f"{vanilla['trained'] / put:.1%}", f"{vanilla['dead'] / put:.1%}"]
+
+
+def test_arrivals_by_drains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns put per second, by turns read and not stale per second of work; of an older record that is not known."""
+    run = make_run(tmp_path / "run", rollouts=9)
+    with Store.open_read_only(run) as store:
+        turns = list(store.stored_turns())
+        records = store.update_records()
+    drained = [turn for turn in turns if turn.first_seen is not None and turn.fate != Fate("stale", turn.first_seen)]
+    assert len(drained) < len(turns)
+    expected = (len(turns) / 60) / (len(drained) / 48)  # six updates of 10 seconds, 2 of them waiting
+    assert compared(run).standings[0].arrival_per_drain == pytest.approx(expected)
+    assert call(run) == 0
+    assert f" {expected:.2f} " in capsys.readouterr().out
+    old = encode_update(records[2])
+    del old["drained"]
+    replace_record(run, "update", 2, old)
+    assert compared(run).standings[0].arrival_per_drain is None
+    assert call(run) == 0
+    assert " n/a " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", ["vanilla", "divopd", "divopd-adaptive"])

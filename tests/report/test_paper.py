@@ -47,12 +47,12 @@ def test_arms_that_want_the_same_run_share_it(tmp_path: Path) -> None:
 
 
 def test_every_arm_resolves_and_changes_what_it_says(tmp_path: Path) -> None:
-    """Loads are shares of the setting's own; the others are what their names say."""
+    """Loads are shares of the setting's own, as 2 and 6 are of the paper's 16; the others are what their names say."""
     own = wanted_run(tmp_path, "vanilla", 3).config
     assert own.seed == 3
-    assert wanted_run(tmp_path, "vanilla, low load", 0).config.explorer.rollouts_in_flight == round(
-        own.explorer.rollouts_in_flight / 4
-    )
+    for load, share in (("low", 2 / 16), ("medium", 6 / 16)):
+        in_flight = wanted_run(tmp_path, f"vanilla, {load} load", 0).config.explorer.rollouts_in_flight
+        assert in_flight == round(share * own.explorer.rollouts_in_flight)
     assert wanted_run(tmp_path, "vanilla, staleness 4", 0).config.composer.max_staleness == 4
     assert wanted_run(tmp_path, "divopd-base, no cap", 0).config.composer.cap is None
     assert wanted_run(tmp_path, "vanilla-wide", 0).config.method == "vanilla-wide"

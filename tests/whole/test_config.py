@@ -76,6 +76,15 @@ def test_settings_are_those_of_the_paper(
     assert config.student.dtype == "float32"
 
 
+@pytest.mark.parametrize("method", ["vanilla", "divopd-base"])
+def test_the_stress_test_of_the_producer_load_is_the_papers(method: str) -> None:
+    """150 updates with an eighth, three eighths and all of 16 rollouts; nothing else differs from the setting."""
+    for load, in_flight in (("low", 2), ("medium", 6), ("high", 16)):
+        config = load_config(CONFIGS / "alfworld-1.7b" / f"{method}-{load}-load.yaml")
+        overrides = ["learner.updates=150", f"explorer.rollouts_in_flight={in_flight}"]
+        assert config == load_config(CONFIGS / "alfworld-1.7b" / f"{method}.yaml", overrides)
+
+
 def test_an_uncapped_base_is_said_with_null() -> None:
     """`cap: null` replaces the number of the file below."""
     assert load_config(CONFIGS / "default" / "divopd-base-uncapped.yaml").composer.cap is None

@@ -36,7 +36,7 @@ SETTINGS = {
 
 MAIN = ("vanilla", "tcod-f2b", "turnopd", "divopd-focus", "divopd-base", "divopd", "divopd-r", "divopd-adaptive")
 CORE = ("vanilla", "divopd-base", "divopd", "divopd-r")
-LOADS = {"low": 0.25, "medium": 0.5}  # high is the setting's own load
+LOADS = {"low": 1 / 8, "medium": 3 / 8}  # 2 and 6 of the paper's 16 rollouts; high is the setting's own load
 READERS = ("vanilla", "divopd-base")
 CAPS = (3, 4, 5, 6)
 

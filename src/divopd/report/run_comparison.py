@@ -46,6 +46,7 @@ class Standing:
     unreachable: float
     gini: float
     scored_per_trained: float
+    arrival_per_drain: float | None  # None: the run's records are older than this figure
     effective_rollouts: float  # this and the next two: means of the last 40 % of updates
     top1_share: float
     dead_share: float
@@ -183,6 +184,7 @@ def _standing(run: RunFigures, label: str, *, to_targets: list[ToTarget], target
         unreachable=run.utilization.unreachable,
         gini=run.utilization.gini,
         scored_per_trained=run.utilization.scored_per_trained,
+        arrival_per_drain=run.arrival_per_drain,
         effective_rollouts=mean_of_last([batch.effective_rollouts for batch in run.batches]),
         top1_share=mean_of_last([batch.top1_share for batch in run.batches]),
         dead_share=mean_of_last([batch.dead_share for batch in run.batches]),

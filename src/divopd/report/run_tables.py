@@ -153,7 +153,8 @@ def _cost_cells(one: Standing) -> list[str]:
 
 
 def _experience(comparison: RunComparison) -> "Table":
-    headings = ["never\nused", "bound", "Gini", "scored/\ntrained", "eff.\nrollouts", "top-1\nshare", "dead\nrows"]
+    headings = ["never\nused", "bound", "Gini", "scored/\ntrained", "arrival/\ndrain"]
+    headings += ["eff.\nrollouts", "top-1\nshare", "dead\nrows"]
     table = new_table(
         "use of experience",
         ["run", *headings],
@@ -166,6 +167,7 @@ def _experience(comparison: RunComparison) -> "Table":
             f"{one.unreachable:.1%}",
             f"{one.gini:.2f}",
             f"{one.scored_per_trained:.1f}",
+            "n/a" if one.arrival_per_drain is None else f"{one.arrival_per_drain:.2f}",
             f"{one.effective_rollouts:.1f}",
             f"{one.top1_share:.1%}",
             f"{one.dead_share:.1%}",

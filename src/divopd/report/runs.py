@@ -1,6 +1,6 @@
 """One run's folder as the figures that a comparison, a picture or a summary needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
 from divopd.errors import InputError
-from divopd.metrics import Utilization, utilization_of_counts
+from divopd.metrics import Utilization, arrival_per_drain, utilization_of_counts
 from divopd.records import BatchFigures, Clock, UpdateRecord
 from divopd.report.fates import shown_fates
 from divopd.store import is_store, store_path
@@ -55,6 +55,7 @@ class RunFigures:
     utilization: Utilization
     account: Account
     dead_rows: int  # of the trained turns of the account
+    arrival_per_drain: float | None  # None: its records are older than this figure
 
     @property
     def fates(self) -> dict[str, int]:
@@ -120,6 +121,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         utilization=used,
         account=account,
         dead_rows=dead_rows,
+        arrival_per_drain=arrival_per_drain_of(updates),
     )
 
 
@@ -137,6 +139,23 @@ def costs_by_version(updates: Mapping[int, UpdateRecord]) -> dict[int, Costs]:
     return {0: Costs()} | {
         update + 1: Costs(**asdict(record.spent), elapsed_s=record.elapsed_s) for update, record in updates.items()
     }
+
+
+def arrival_per_drain_of(updates: Mapping[int, UpdateRecord]) -> float | None:
+    """Arrivals by drains up to the last of these records; None where an update did not record what it drained."""
+    last = updates[max(updates)]
+    return arrival_per_drain(
+        put=last.queue.turns_put,
+        drained=drained_by(updates.values()),
+        elapsed_s=last.elapsed_s,
+        waited_s=sum(record.waited_s for record in updates.values()),
+    )
+
+
+def drained_by(updates: Iterable[UpdateRecord]) -> int | None:
+    """All turns that these updates read into their pools; None where one of them did not record it."""
+    drained = [record.queue.drained for record in updates]
+    return None if None in drained else sum(turns for turns in drained if turns)
 
 
 def costs_at(version: int, costs: Mapping[int, Costs]) -> Costs:

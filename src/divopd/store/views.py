@@ -175,6 +175,14 @@ class StoreViews(StoreReader):
         with self.snapshot():
             return {(update, fate): count for update, fate, count in self._db.execute(query, (first, last))}
 
+    def drained(self, *, first: int, last: int) -> dict[int, int]:
+        """How many turns each of these updates, both included, read into its pool; stale ones are not counted."""
+        query = """SELECT first_seen, count(*) FROM turns WHERE first_seen BETWEEN ? AND ?
+            AND NOT (fate = 'stale' AND fate_update = first_seen) GROUP BY first_seen"""
+        with self.snapshot():
+            found = dict(self._db.execute(query, (first, last)).fetchall())
+        return {update: found.get(update, 0) for update in range(first, last + 1)}
+
     def watermarks(self) -> list[int]:
         """How far each update had read the queue."""
         with self.snapshot():
