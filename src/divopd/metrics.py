@@ -151,33 +151,37 @@ class Utilization:
     never_selected: float  # share of them without a trained turn
     unreachable: float  # the offline bound: the share that no composer could have given a slot
     gini: float  # of trained turns, over all of them
-    scored_per_trained: float  # tokens of all turns, by tokens of trained ones
+    scored_valid_tokens: int | None  # of all turns; this and the next are None in results that counted whole rows
+    trained_valid_tokens: int | None  # of the trained ones
+    scored_per_trained: float | None  # their ratio; None also where nothing was trained
 
 
 def utilization(available: Iterable[Candidate], selected: Sequence[Candidate], *, reachable: int) -> Utilization:
     """Compare the turns that were there with those that were trained; a dead row is not a trained turn."""
     counts: dict[str, int] = {}
-    scored = 0
+    scored = trained = 0
     for c in available:
-        scored += c.tokens
         if c.reason is None:
             counts[c.rollout] = 0
+            scored += c.valid_tokens
     for c in selected:
         if c.reason is None:
             counts[c.rollout] += 1
-    trained = sum(c.tokens for c in selected)
+            trained += c.valid_tokens
     return utilization_of_counts(list(counts.values()), scored=scored, trained=trained, reachable=reachable)
 
 
 def utilization_of_counts(counts: Sequence[int], *, scored: int, trained: int, reachable: int) -> Utilization:
-    """The same from the trained turns of every valid rollout, and the tokens of all turns and of the trained ones."""
+    """The same from the trained turns of every valid rollout, and the valid tokens of all turns and of the trained."""
     size = len(counts)
     return Utilization(
         rollouts=size,
         never_selected=sum(n == 0 for n in counts) / size if size else 0.0,
         unreachable=1 - reachable / size if size else 0.0,
         gini=gini(counts),
-        scored_per_trained=scored / trained if trained else 0.0,
+        scored_valid_tokens=scored,
+        trained_valid_tokens=trained,
+        scored_per_trained=scored / trained if trained else None,
     )
 
 

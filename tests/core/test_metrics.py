@@ -213,8 +213,9 @@ def test_utilization_counts_valid_rollouts_only() -> None:
     """A rollout with only dead rows is not valid; a dead row in a batch does not make its rollout used."""
     available = [row("a", 0), row("a", 1, dead=True), row("b", 0), row("c", 0, dead=True), row("d", 0)]
     used = utilization(available, [available[0], available[1], available[3]], reachable=2)
+    assert used.scored_per_trained == 3.0  # four valid tokens in each of a0, b0 and d0, of which a0 is trained
     assert used.rollouts == 3
     assert used.never_selected == pytest.approx(2 / 3)
     assert used.unreachable == pytest.approx(1 / 3)
     assert used.gini == pytest.approx(2 / 3)
-    assert used.scored_per_trained == pytest.approx(50 / 30)
+    assert utilization(available, [], reachable=2).scored_per_trained is None

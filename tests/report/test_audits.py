@@ -22,6 +22,7 @@ from divopd.errors import InputError
 from divopd.store import Store
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import Turn, write_turns
+from fake_runs import make_run
 
 
 def make_turn(rollout: str, turn: int, *, score: float, success: bool, version: int = 0, tokens: int = 2) -> Turn:
@@ -205,11 +206,31 @@ def test_the_cost_of_a_run_adds_up(small_run: Path) -> None:
     """Scored tokens by fate sum to all; the learner's two kinds of seconds to the clock; explorers have theirs."""
     audit = audit_cost(small_run)
     assert sum(audit.scored_by_fate.values()) == audit.scored_tokens
-    assert audit.scored_by_fate["trained"] == audit.trained_tokens
+    assert audit.scored_by_fate["trained"] + audit.scored_by_fate["dead"] == audit.trained_tokens
     assert audit.learner_s + audit.waited_s == pytest.approx(audit.elapsed_s)
     assert audit.explorer_s is not None
     assert audit.explorer_s > audit.learner_s / 10
     assert 0 <= audit.never_trained_share < 1
+
+
+def test_dead_rows_cost_and_are_not_trained(tmp_path: Path) -> None:
+    """Vanilla's dead rows are whole rows of an update's cost; the ratio of scored to trained counts valid tokens."""
+    run = make_run(tmp_path / "run", method="vanilla")
+    with Store.open_read_only(run) as store:
+        turns = list(store.stored_turns())
+    rows = [turn for turn in turns if turn.fate.kind == "trained"]
+    dead = [turn for turn in rows if turn.reason is not None]
+    assert dead
+    audit = audit_cost(run)
+    assert audit.scored_by_fate["dead"] == sum(turn.tokens for turn in dead)
+    assert audit.scored_by_fate["trained"] == sum(turn.tokens for turn in rows) - sum(turn.tokens for turn in dead)
+    assert audit.trained_tokens == sum(turn.tokens for turn in rows)
+    scored, trained = (sum(turn.valid_tokens for turn in some) for some in (turns, rows))
+    assert audit.scored_per_trained == pytest.approx(scored / trained)
+    assert audit.never_trained_share == pytest.approx(1 - trained / scored)
+    [kind] = audit_kinds(run).values()
+    assert kind.used == len({t.rollout for t in rows if t.reason is None}) / kind.rollouts
+    assert kind.used < len({turn.rollout for turn in rows}) / kind.rollouts
 
 
 def test_nothing_has_changed_at_lag_zero(small_run: Path) -> None:

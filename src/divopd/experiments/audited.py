@@ -199,7 +199,7 @@ def cost(settings: Settings) -> Made:
                 for c in ("trained_tokens", "learner_s", "elapsed_s")
             )
             scored = cell(_over(audits, lambda a: a["scored_per_trained"]), 2)
-            unused = cell(_over(audits, lambda a: 100 * a["never_trained_share"]))
+            unused = cell(_over(audits, lambda a: a["never_trained_share"]), scale=100)
             rows.append([arm, *ratios, scored, unused, *per_update])
             if name == first:
                 shown[arm] = {
@@ -207,8 +207,12 @@ def cost(settings: Settings) -> Made:
                 }
         heads = ["method", "tokens\nto τ", "learner\nto τ", "elapsed\nto τ", "scored/\ntrained", "not\ntrained %"]
         seconds = ["learner\ntrains s", "learner\nwaits s", "explorers\ns", "teacher\ns"]
-        sheets.append(Sheet(f"{SETTINGS[name].title} (seconds per update, virtual)", [*heads, *seconds], rows))
+        title = f"{SETTINGS[name].title} (seconds per update, virtual)"
+        sheets.append(Sheet(title, [*heads, *seconds], rows, notes=[COST_NOTE]))
     return Made(sheets, data, partial(audit_figures.draw_cost, shown), pictured=SETTINGS[first].title)
+
+
+COST_NOTE = "Scored/trained and not trained: in valid tokens, without dead rows. A dash: an old result of whole rows."
 
 
 def _mean_of(values: list[Any]) -> Any:

@@ -53,6 +53,14 @@ def _short(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.5g}")
 
 
+def in_valid_tokens(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a utilization or a cost audit; of results that counted whole rows the ratios are not known."""
+    if "trained_valid_tokens" in figures:
+        return figures
+    ratios = figures.keys() & {"scored_per_trained", "never_trained_share"}
+    return figures | dict.fromkeys((*ratios, "scored_valid_tokens", "trained_valid_tokens"))
+
+
 @dataclass(frozen=True)
 class Result:
     """A stored result: the run's figures as a comparison takes them, and the audits that were made of it."""
@@ -62,9 +70,16 @@ class Result:
     run: RunFigures
     stored: dict[str, Any]
 
-    @property
+    @cached_property
     def audits(self) -> dict[str, Any]:
-        return self.stored["audits"]
+        audits = dict(self.stored["audits"])
+        if "cost" in audits:
+            audits["cost"] = in_valid_tokens(audits["cost"])
+        if "utilization" in audits:
+            rows = audits["utilization"].items()
+            used = {name: one | {"utilization": in_valid_tokens(one["utilization"])} for name, one in rows}
+            audits["utilization"] = used
+        return audits
 
     def column(self, name: str) -> list[float]:
         """A figure of every update, in order."""
@@ -109,7 +124,7 @@ def _result(stored: dict[str, Any], arm: str) -> Result:
         evaluations=evaluations,
         batches=batches,
         costs=Costs(**stored["costs"]),
-        utilization=Utilization(**stored["utilization"]),
+        utilization=Utilization(**in_valid_tokens(stored["utilization"])),
         account=Account(**stored["account"]),
         dead_rows=sum(round(batch.dead_share * batch.rows) for batch in batches),
         arrival_per_drain=arrival_per_drain(

@@ -29,11 +29,15 @@ def _utilization(figures: Mapping[str, Any]) -> Rows:
             method,
             f"{share['never_selected']:.1%}",
             f"{share['gini']:.2f}",
-            f"{share['scored_per_trained']:.2f}",
+            _ratio(share["scored_per_trained"]),
             f"{used['effective_rollouts']:.1f}",
             f"{used['top1_share']:.1%}",
         )
     yield "no composer below", f"{share['unreachable']:.1%}", "", "", "", ""
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _selection(figures: Mapping[str, Any]) -> Rows:
@@ -85,8 +89,8 @@ def _geometry(figures: Mapping[str, Any]) -> Rows:
 
 
 def _cost(figures: Mapping[str, Any]) -> Rows:
-    yield "teacher tokens scored per token trained", f"{figures['scored_per_trained']:.2f}"
-    yield "scored and never trained", f"{figures['never_trained_share']:.1%}"
+    yield "valid tokens scored per valid token trained", _ratio(figures["scored_per_trained"])
+    yield "valid tokens scored and never trained", f"{figures['never_trained_share']:.1%}"
     for what, field in (
         ("tokens trained (rows whole)", "trained_tokens"),
         ("tokens the learner read", "computed_tokens"),

@@ -45,7 +45,7 @@ class Standing:
     never_selected: float
     unreachable: float
     gini: float
-    scored_per_trained: float
+    scored_per_trained: float | None  # valid tokens; None: nothing was trained, or a result that counted whole rows
     arrival_per_drain: float | None  # None: the run's records are older than this figure
     effective_rollouts: float  # this and the next two: means of the last 40 % of updates
     top1_share: float

@@ -158,7 +158,9 @@ def _experience(comparison: RunComparison) -> "Table":
     table = new_table(
         "use of experience",
         ["run", *headings],
-        caption="bound: rollouts no composer could have given a slot; last three: mean of the last 40 % of updates",
+        caption="bound: rollouts no composer could have given a slot; scored/trained: valid tokens, without dead rows; "
+        "arrival/drain: turns put per second, by turns read into the pool per second of work; last three: mean of the "
+        "last 40 % of updates",
     )
     for one in comparison.standings:
         table.add_row(
@@ -166,7 +168,7 @@ def _experience(comparison: RunComparison) -> "Table":
             f"{one.never_selected:.1%}",
             f"{one.unreachable:.1%}",
             f"{one.gini:.2f}",
-            f"{one.scored_per_trained:.1f}",
+            "–" if one.scored_per_trained is None else f"{one.scored_per_trained:.1f}",
             "n/a" if one.arrival_per_drain is None else f"{one.arrival_per_drain:.2f}",
             f"{one.effective_rollouts:.1f}",
             f"{one.top1_share:.1%}",

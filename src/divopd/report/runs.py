@@ -22,7 +22,7 @@ from divopd.store.views import RolloutTally, StoreViews
 class Costs:
     """What a run had cost when it came to a policy version: the currencies of specification §9."""
 
-    trained_tokens: int = 0  # of every row whole, as the paper counts them
+    trained_tokens: int = 0  # of every row whole, prompt and response: the cost of updates
     computed_tokens: int = 0  # read by the learner, shared prefixes once
     learner_s: float = 0.0
     elapsed_s: float = 0.0
@@ -169,7 +169,7 @@ def utilization_so_far(rollouts: Sequence[RolloutTally], settings: Settings, *, 
     windows = [(rollout.available_at, rollout.version + settings.max_staleness) for rollout in valid]
     return utilization_of_counts(
         [rollout.trained_turns for rollout in valid],
-        scored=sum(rollout.scored_tokens for rollout in rollouts),
-        trained=sum(rollout.trained_tokens for rollout in rollouts),
+        scored=sum(rollout.valid_tokens for rollout in rollouts),
+        trained=sum(rollout.trained_valid_tokens for rollout in rollouts),
         reachable=offline_bound(windows, batch_size=settings.batch_size, updates=updates),
     )

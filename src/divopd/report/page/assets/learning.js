@@ -134,7 +134,7 @@ function standingsTable(context, comparison) {
     { key: "never_selected", label: "never used", format: percent, title: "valid rollouts without a trained turn" },
     { key: "unreachable", label: "bound", format: percent, title: "valid rollouts that no composer could have given a slot" },
     { key: "gini", label: "Gini", format: (v) => show.fixed(v, 2) },
-    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1), title: "tokens" },
+    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1), title: "valid tokens; dead rows are not trained" },
     { key: "arrival_per_drain", label: "arrival / drain", format: (v) => (v === null ? "n/a" : show.fixed(v, 2)), title: "turns put per second of the run, by turns read into the pool per second in which the learner did not wait" },
     { key: "effective_rollouts", label: "effective rollouts", format: (v) => show.fixed(v, 1), title: "mean of the last 40 % of updates" },
     { key: "top1_share", label: "largest rollout", format: percent, title: "share of the batch's tokens; mean of the last 40 % of updates" },
