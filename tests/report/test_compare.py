@@ -177,6 +177,71 @@ def test_use_of_experience_equals_the_replay(tmp_path: Path, method: str) -> Non
     assert 0 <= used.unreachable <= used.never_selected
 
 
+def named(target: object) -> dict[str, Any]:
+    return {"evaluation": {"target": target}}
+
+
+def test_a_setting_may_name_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no setting in which runs differ; whoever asks for another gets that one."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 40, 60], config=named(35))
+    divopd = make_run(tmp_path / "divopd", rates=[10, 50, 60])
+    comparison = compared(vanilla, divopd)
+    assert (comparison.target, comparison.notes) == (35, ())
+    assert [one.version_at_target for one in comparison.standings] == [3, 3]
+    asked = compare_runs([read_run(folder) for folder in (vanilla, divopd)], target=55)
+    assert (asked.target, [one.version_at_target for one in asked.standings]) == (55, [6, 6])
+    assert call(vanilla, divopd, "--target", "45") == 0
+    out = capsys.readouterr().out
+    assert "cost to 45 % (τ, as asked for)" in out
+    assert call(vanilla, divopd) == 0
+    assert "cost to 35 % (τ, named by evaluation.target)" in capsys.readouterr().out
+
+
+def test_a_target_is_asked_for_where_none_is_named(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*pair, "--target", "20", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["target"], [one["version_at_target"] for one in told["standings"]]) == (20, [3, 3])
+
+
+def test_a_target_above_the_peak_of_vanilla_is_said(tmp_path: Path) -> None:
+    """Then vanilla has no cost to compare with."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 40], config=named(70))
+    divopd = make_run(tmp_path / "divopd", rates=[10, 80], config=named(70))
+    comparison = compared(vanilla, divopd)
+    assert comparison.target == 70
+    assert "above the lowest peak of vanilla (40.0 %)" in comparison.notes[0]
+    assert (comparison.standings[1].version_at_target, comparison.standings[1].ratios["elapsed_s"]) == (3, None)
+
+
+def test_runs_that_name_different_targets_have_vanillas(tmp_path: Path) -> None:
+    """What is no target in a stranger's configuration names none."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 44], config=named(20))
+    divopd = make_run(tmp_path / "divopd", rates=[10, 80], config=named(30))
+    comparison = compared(vanilla, divopd)
+    assert comparison.target == 40
+    assert "different targets (evaluation.target: 20, 30)" in comparison.notes[0]
+    for number, wrong in enumerate(("many", -5, 700, [5])):
+        other = make_run(tmp_path / f"wrong-{number}", method="vanilla", rates=[10, 44], config=named(wrong))
+        assert compared(other).target == 40
+
+
+@pytest.mark.parametrize("wrong", ["0", "73", "105", "-5", "many", "7.5"])
+def test_a_target_is_a_multiple_of_five(pair: tuple[Path, Path], wrong: str) -> None:
+    with pytest.raises(InputError, match="expected a success rate in percent, a multiple of 5 from 5 to 100"):
+        call(*pair, f"--target={wrong}")
+
+
+def test_a_short_run_of_divopd_focus_shortens_no_comparison(tmp_path: Path) -> None:
+    """U is the smallest last evaluated version of the others; an update after the last evaluation does not count."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[0, 20, 40, 60])
+    divopd = make_run(tmp_path / "divopd", rates=[0, 30, 60, None])
+    focus = make_run(tmp_path / "focus", method="divopd-focus", rates=[0, 50])
+    comparison = compared(vanilla, divopd, focus)
+    assert comparison.budget == 6
+    assert [one.nauc for one in comparison.standings] == pytest.approx([20, 30, 37.5])  # flat after focus' last
+    assert compared(focus).budget == 3
+
+
 def test_without_vanilla_the_first_run_is_the_reference(tmp_path: Path) -> None:
     """τ comes from the first run's peak, and a note says so."""
     first = make_run(tmp_path / "first", rates=[0, 33])

@@ -133,7 +133,7 @@ def _costs(comparison: RunComparison, clock: Clock) -> "Table":
         "generated_tokens": "explorer\ntokens",
     }
     table = new_table(
-        f"cost to {comparison.target} % (τ, from the peak of {printable(comparison.reference)})",
+        f"cost to {comparison.target} % (τ, {printable(comparison.target_origin)})",
         ["run", "update", *(headings[name] for name in CURRENCIES)],
         caption=f"×: cost of {printable(comparison.reference)} by cost of the run; above 1 favours the run",
     )

@@ -127,7 +127,7 @@ function standingsTable(context, comparison) {
     { key: "peak", label: "peak", unit: "%", format: (v) => show.fixed(v, 1) },
     { key: "final_five", label: "last five", unit: "%", format: (_, row) => lastFive(row), title: "mean ± sample standard deviation" },
     { key: "best_five", label: "best five", unit: "%", format: (v) => show.fixed(v, 1) },
-    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest last evaluated version; runs of divopd-focus do not count for it" },
   ];
   const experience = [
     run,
@@ -201,13 +201,13 @@ views.cost = {
 function targetsCard(context, comparison, standings, goals) {
   const columns = [
     { key: "run", label: "run", text: true, node: runCell(context) },
-    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest last evaluated version; runs of divopd-focus do not count for it" },
     ...Object.values(goals).map((label, place) => ({
       key: label, label, value: (row) => row.to_targets[place].costs && row.to_targets[place].costs.trained_tokens,
       node: (row) => costCell(row.to_targets[place], "trained_tokens"),
     })),
   ];
-  const tau = comparison.target > 0 ? ` τ is the largest multiple of 5 at or below the peak of ${comparison.reference}: a run that peaks a little lower does not reach it.` : "";
+  const tau = comparison.target > 0 ? ` τ = ${comparison.target} %, ${comparison.target_origin}: a run that peaks a little lower does not reach it.` : "";
   return card("Trained tokens to each target, and the area under the curve",
     visible(`×: tokens of ${comparison.reference} by tokens of the run; above 1 favours the run.${tau}`), sortableTable({ columns, rows: standings, caption: "Trained tokens to each target" }));
 }
