@@ -33,7 +33,8 @@ def _utilization(figures: Mapping[str, Any]) -> Rows:
             f"{used['effective_rollouts']:.1f}",
             f"{used['top1_share']:.1%}",
         )
-    yield "no composer below", f"{share['unreachable']:.1%}", "", "", "", ""
+    bound = next(iter(figures.values()))["utilization"]["unreachable"]  # a row of another run has another one
+    yield "no composer below", f"{bound:.1%}", "", "", "", ""
 
 
 def _ratio(value: float | None) -> str:
@@ -125,7 +126,7 @@ TABLES = {
         "utilization: the same turns, replayed with every composer",
         ["composer", "never\nselected", "Gini", "scored/\ntrained", "eff.\nrollouts", "top-1\nshare"],
         _utilization,
-        "never selected: valid rollouts without a trained turn; last two: mean of the last 40 % of batches",
+        "never selected: valid rollouts without a trained turn; last two: mean of the last 40 % of updates",
     ),
     "selection": (
         "selection: share of selected turns by depth and outcome",
