@@ -158,12 +158,17 @@ class CurriculumPart(Part):
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates."""
+    """The first so many `tasks` of the evaluation split, every so many updates.
+
+    `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
+    one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.
+    """
 
     every: PositiveInt = 5
     tasks: PositiveInt
     temperature: NonNegativeFloat = 0.4
     in_flight: PositiveInt = 64
+    target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
 
 
 class Costs(Part):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from divopd.report.run_comparison import compare_runs
+from divopd.report.runs import read_run
 from divopd.turns import Turn
 from key_runs import Lab, Run, changing
 
@@ -225,6 +227,18 @@ def test_an_evaluation_plays_so_many_tasks_at_once(before: Run, after: Run) -> N
     assert len({play.room for play in before.evaluated}) == 2
     assert len({play.room for play in after.evaluated}) == 1
     assert _actions(after.evaluated) == _actions(before.evaluated)
+
+
+@changing("evaluation.target", "5")
+def test_a_target_is_what_a_comparison_counts_cost_to(before: Run, after: Run) -> None:
+    """It changes nothing of the run itself."""
+    compared = [compare_runs([read_run(run.folder)]) for run in (before, after)]
+    assert [one.target_origin for one in compared] == [
+        f"from the peak of {before.folder.name}",
+        "named by evaluation.target",
+    ]
+    assert compared[1].target == 5
+    assert _said(after.rows) == _said(before.rows)
 
 
 # ── seed ──────────────────────────────────────────────────────────────────────────────────────────────────────────

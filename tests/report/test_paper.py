@@ -10,6 +10,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -47,12 +48,12 @@ def test_arms_that_want_the_same_run_share_it(tmp_path: Path) -> None:
 
 
 def test_every_arm_resolves_and_changes_what_it_says(tmp_path: Path) -> None:
-    """Loads are shares of the setting's own; the others are what their names say."""
+    """Loads are shares of the setting's own, as 2 and 6 are of the paper's 16; the others are what their names say."""
     own = wanted_run(tmp_path, "vanilla", 3).config
     assert own.seed == 3
-    assert wanted_run(tmp_path, "vanilla, low load", 0).config.explorer.rollouts_in_flight == round(
-        own.explorer.rollouts_in_flight / 4
-    )
+    for load, share in (("low", 2 / 16), ("medium", 6 / 16)):
+        in_flight = wanted_run(tmp_path, f"vanilla, {load} load", 0).config.explorer.rollouts_in_flight
+        assert in_flight == round(share * own.explorer.rollouts_in_flight)
     assert wanted_run(tmp_path, "vanilla, staleness 4", 0).config.composer.max_staleness == 4
     assert wanted_run(tmp_path, "divopd-base, no cap", 0).config.composer.cap is None
     assert wanted_run(tmp_path, "vanilla-wide", 0).config.method == "vanilla-wide"
@@ -73,6 +74,35 @@ def test_a_result_of_other_settings_or_weights_does_not_count(tmp_path: Path) ->
     assert (load_result(run) is None) == known
     store_result(run, [10, 20], config=run.config.resolved() | {"a setting of tomorrow": 1})
     assert load_result(run) is not None
+
+
+def test_ratios_of_whole_rows_are_left_out(tmp_path: Path) -> None:
+    """Results of before valid tokens were counted have a ratio of that name, but not that ratio."""
+    run = wanted_run(tmp_path, "divopd", 0)
+    write_turns(tmp_path / "turns.jsonl", synthesize(PRESETS["alfworld"], updates=4, seed=0))
+    audits = made_up_audits(tmp_path / "turns.jsonl")
+    store_result(run, [10, 20], audits=audits)
+    result = load_result(run)
+    assert result is not None
+    assert (result.audits, result.run.utilization.scored_per_trained) == (audits, 4.0)
+    stored = json.loads(run.result_file.read_text(encoding="utf-8"))
+    for figures in (
+        stored["utilization"],
+        stored["audits"]["cost"],
+        *map(_used, stored["audits"]["utilization"].values()),
+    ):
+        del figures["scored_valid_tokens"], figures["trained_valid_tokens"]
+    store_result(run, [10, 20], **{name: stored[name] for name in ("utilization", "audits")})
+    old = load_result(run)
+    assert old is not None
+    assert old.run.utilization.scored_per_trained is old.audits["cost"]["scored_per_trained"] is None
+    assert old.audits["cost"]["never_trained_share"] is None
+    assert {one["scored_per_trained"] for one in map(_used, old.audits["utilization"].values())} == {None}
+    assert old.run.utilization.gini == result.run.utilization.gini
+
+
+def _used(row: dict[str, Any]) -> dict[str, Any]:
+    return row["utilization"]
 
 
 def test_only_what_is_missing_is_done(tmp_path: Path) -> None:
