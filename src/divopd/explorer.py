@@ -15,7 +15,7 @@ from divopd.environments import Environment, Observation
 from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
-from divopd.recovery import Recovery, RecoveryState
+from divopd.recovery import ProgressWatch, Recovery, RecoveryState
 from divopd.turns import Rollout, Turn
 
 Actor = Literal["student", "teacher"]
@@ -137,6 +137,7 @@ class _InFlight:
         self.turns: list[PlayedTurn] = []
         self.failure: str | None = None
         self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
+        self.progress = ProgressWatch(environment)
         try:
             self.first = self.seen = environment.reset(start.task)
         except EnvironmentFailure as failure:
@@ -162,15 +163,15 @@ class _InFlight:
     def act(self, prompt: Prompt, response: Response) -> None:
         style, actor = self.acting.style, self.actor
         action = style.parse(self.acting.codec.decode(response.ids))
-        before = self.seen
         try:
-            self.seen = style.unparsed(before) if action is None else self.environment.step(action)
+            if self.recovery and action is not None:
+                self.progress.expect(action, self.seen)
+            self.seen = style.unparsed(self.seen) if action is None else self.environment.step(action)
+            if self.recovery:
+                self.recovery.record(actor, progress=self.progress.made(action, self.seen))
         except EnvironmentFailure as failure:  # it costs this rollout, which has failed
             self.failure = str(failure)
             self.seen = Observation(str(failure), done=True)
-        if self.recovery:
-            last_action = self.turns[-1].action if self.turns else None
-            self.recovery.record(actor, action=action, last_action=last_action, before=before, after=self.seen)
         self.turns.append(PlayedTurn(actor, prompt, response, action, self.seen))
         self.conversation.add(response.ids, action, self.seen)
 

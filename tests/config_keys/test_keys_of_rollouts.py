@@ -171,6 +171,18 @@ def test_the_teacher_stays_for_so_many_turns(before: Run, after: Run) -> None:
     assert _student_turns(after) == {(0, 1)}
 
 
+@changing(
+    "recovery.until",
+    "progress",
+    *("method=divopd-r", "recovery.patience=2", "recovery.takeover=2", "composer.batch_size=4"),
+    "environment.name=$tests/recording_rooms.py:JammedRoom",
+)
+def test_the_teacher_stays_for_its_budget_or_until_progress(before: Run, after: Run) -> None:
+    """Its first action is progress: it acts in two turns all the same, or in one."""
+    assert _student_turns(before) == {(0, 1)}
+    assert _student_turns(after) == {(0, 1, 3)}
+
+
 @changing("recovery.warmup", "1", *STUCK)
 def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after: Run) -> None:
     """With a warm-up of one update, rollouts of version 0 are the student's alone."""
