@@ -97,6 +97,14 @@ class StuckRoom(Room):
     valid = False
 
 
+class OneTaskRoom(StuckRoom):
+    """Has one task to train on, whatever the seed."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        return Room.tasks(split)[:1] if split == "train" else Room.tasks(split)
+
+
 class JammedRoom(Room):
     """The first two actions are not understood; each one after them changes what is allowed."""
 
