@@ -16,7 +16,7 @@ from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
 from divopd.recovery import ProgressWatch, Recovery, RecoveryState
-from divopd.turns import Rollout, Turn
+from divopd.turns import Rollout, TeacherTurn, Turn
 
 Actor = Literal["student", "teacher"]
 
@@ -196,7 +196,8 @@ def _by_policy(
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
     """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
 
-    Turns in which the teacher acted are no rows. A turn whose prompt was cut has no token that counts.
+    Turns in which the teacher acted are no rows: they are kept beside them. A turn whose prompt was cut has no token
+    that counts.
     """
     rows = tuple(
         Turn(
@@ -217,4 +218,9 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
         for index, turn in enumerate(played.turns)
         if turn.actor == "student"
     )
-    return Rollout(name, rows) if rows else None
+    taught = tuple(
+        TeacherTurn(index, tuple(turn.response.ids), turn.action, turn.seen.text)
+        for index, turn in enumerate(played.turns)
+        if turn.actor == "teacher"
+    )
+    return Rollout(name, rows, taught) if rows else None

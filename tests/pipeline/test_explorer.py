@@ -18,6 +18,7 @@ from divopd.models.tiny import build_tokenizer
 from divopd.prompts import Codec, style_for
 from divopd.recovery import ProgressWatch, Recovery, RecoveryState
 from divopd.teacher import check_vocabularies, score_rollouts
+from divopd.turns import TeacherTurn
 from divopd.validity import why_invalid
 
 WORDS = "start wait go north win stuck nothing happens you are in room"
@@ -152,6 +153,10 @@ def test_the_teacher_keeps_control_for_its_whole_budget(codec: Codec) -> None:
     assert rows is not None
     assert [turn.turn for turn in rows.turns] == [0, 1, 4, 5, 6, 7, 8]
     assert {turn.rollout_turns for turn in rows.turns} == {9}
+    went = tuple(codec.response_ids("go"))
+    assert rows.teacher_turns == (TeacherTurn(2, went, "go", "room 1"), TeacherTurn(3, went, "go", "room 2"))
+    [scored] = score_rollouts(Parrot(codec, ""), [rows])
+    assert scored.teacher_turns == rows.teacher_turns
     after, before = played.turns[4].prompt.ids, played.turns[3]
     assert after[: len(before.prompt.ids) + len(before.response.ids)] == [*before.prompt.ids, *before.response.ids]
 
