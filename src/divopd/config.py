@@ -144,11 +144,15 @@ class ExplorerPart(Part):
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only."""
+    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only.
+
+    `until`: it gives control back when its budget of `takeover` turns is used up, or at the first progress.
+    """
 
     patience: PositiveInt = 4
     takeover: PositiveInt = 6
     warmup: NonNegativeInt = 0
+    until: Literal["budget", "progress"] = "budget"
 
 
 class CurriculumPart(Part):
