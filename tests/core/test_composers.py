@@ -275,6 +275,22 @@ def test_focus_caps_turns_and_tokens_of_a_task_in_the_first_pass() -> None:
     assert sum(c.task == "one" for c, s in zip(decision.selected, decision.passes, strict=True) if s == 1) == 3
 
 
+def test_focus_sweeps_over_the_tasks_after_the_first_pass() -> None:
+    """In every later pass each task gives one more turn, in the order of the first pass, whatever its tokens."""
+    pool = [Candidate(f"r{task}", i, task, 0, 0, None, 9.0 - i, 10, 5) for task in "ab" for i in range(6)]
+    pool += [Candidate("rc", i, "c", 0, 0, None, 9.0 - i, 1_000, 5) for i in range(2)]  # above its share of tokens
+    decision = make_composer("divopd-focus", batch_size=12).decide(pool, update=0)
+    order = list(dict.fromkeys(c.task for c in decision.selected if c.task != "c"))
+    by_pass = [
+        [c.task for c, n in zip(decision.selected, decision.passes, strict=True) if n == sweep] for sweep in (1, 2, 3)
+    ]
+    assert by_pass[0] == [order[0]] * 3 + [order[1]] * 3
+    assert sorted(by_pass[1]) == sorted(by_pass[2]) == ["a", "b", "c"]
+    assert by_pass[1] == by_pass[2]
+    assert [task for task in by_pass[1] if task != "c"] == order
+    assert [c.turn for c in decision.selected if c.task == "a"] == [0, 1, 2, 3, 4]
+
+
 def test_turnopd_moves_from_tokens_to_turns() -> None:
     """At the start a row weighs by its share of tokens, from half of training on all rows weigh the same."""
     turns = [turn("a", 0, size=1), turn("a", 1, size=3), turn("b", 0, size=7)]
