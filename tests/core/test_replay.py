@@ -38,6 +38,37 @@ def test_a_replay_is_algorithm_1_on_what_has_arrived(turns: list[Turn], batch: i
         assert len(decision.pending) == len(literal.P)
 
 
+@given(
+    turns=recordings(),
+    batch=st.integers(1, 8),
+    width=st.integers(1, 5),
+    delta=st.integers(0, 4),
+    spare=st.integers(0, 2),
+)
+def test_vanilla_with_a_wide_pool_composes_vanillas_batches(
+    turns: list[Turn], batch: int, width: int, delta: int, spare: int
+) -> None:
+    """If W ≥ δ - 1 no turn ages out before it is stale, and arrival order takes the oldest turns from any pool."""
+    numbers = {"batch_size": batch, "pool_multiplier": width, "max_staleness": delta}
+    numbers["max_pending_age"] = max(0, delta - 1 + spare)
+    vanilla, wide = (
+        [decision.selected for decision in replay(recording_of(turns), make_composer(name, **numbers), updates=16)]
+        for name in ("vanilla", "vanilla-wide")
+    )
+    assert [[c.key for c in batch] for batch in wide] == [[c.key for c in batch] for batch in vanilla]
+
+
+def test_a_pending_age_below_the_staleness_limit_makes_wide_vanilla_differ() -> None:
+    """With W < δ - 1 a turn may age out that vanilla would still have trained: the condition is needed."""
+    numbers = {"batch_size": 1, "pool_multiplier": 4, "max_staleness": 3, "max_pending_age": 0}
+    recording = recording_of([turn("a", index) for index in range(3)], updates=3)
+    selected = [
+        [c.turn for decision in replay(recording, make_composer(name, **numbers)) for c in decision.selected]
+        for name in ("vanilla", "vanilla-wide")
+    ]
+    assert selected == [[0, 1, 2], [0, 1]]
+
+
 def test_a_replay_never_waits() -> None:
     """A batch may be short or empty, and the default number of updates is the recording's own."""
     decisions = list(replay(recording_of([turn("a", 0, available_at=2)]), make_composer("vanilla")))
