@@ -325,6 +325,50 @@ def test_adaptive_serves_every_rollout_about_to_expire(pool: list[Candidate], ba
     assert urgent <= served if len(urgent) <= batch else len(served) == batch
 
 
+@st.composite
+def urgent_pools(draw: st.DrawFn) -> tuple[list[Candidate], dict[str, Any]]:
+    """A few rollouts, some at their deadline, and settings of a composer whose batch is small."""
+    delta, age, pool = draw(st.integers(0, 2)), draw(st.integers(0, 2)), []
+    for rollout in "abcde"[: draw(st.integers(1, 5))]:
+        version = UPDATE - draw(st.integers(0, delta))
+        for index in range(draw(st.integers(1, 6))):
+            first_seen = UPDATE - draw(st.integers(0, age + 1))
+            gap = draw(st.sampled_from([0.0, 1.0, 2.0]))
+            pool.append(Candidate(rollout, index, "t", version, first_seen, None, gap, 5, 5))
+    cap = draw(st.one_of(st.none(), st.integers(1, 5)))
+    batch = draw(st.integers(1, max(1, len(pool))))
+    return pool, {"batch_size": batch, "cap": cap, "max_staleness": delta, "max_pending_age": age}
+
+
+def by_deadline(pool: list[Candidate], numbers: dict[str, Any], last: dict[str, int], *, cap: int) -> list[Candidate]:
+    """divopd's batch when groups go by their deadlines: first-seen values are replaced by places in that order."""
+    waited = {rollout: min(c.first_seen for c in pool if c.rollout == rollout) for rollout in last}
+    order = sorted(waited, key=lambda rollout: (last[rollout], waited[rollout], rollout))
+    moved = {c._replace(first_seen=order.index(c.rollout)): c for c in pool}
+    composer = make_composer("divopd", **numbers | {"cap": cap, "max_pending_age": 99})
+    return [moved[c] for c in composer.decide(list(moved), update=UPDATE).selected]
+
+
+@given(drawn=urgent_pools())
+@settings(max_examples=4 * settings().max_examples)
+def test_adaptive_is_its_definition(drawn: tuple[list[Candidate], dict[str, Any]]) -> None:
+    """Literally specification §4.4: divopd unless a deadline is now; else by deadline, the largest cap that serves."""
+    pool, numbers = drawn
+    delta, age, cap = numbers["max_staleness"], numbers["max_pending_age"], numbers["cap"]
+    last = {c.rollout: UPDATE for c in pool}
+    for c in pool:
+        last[c.rollout] = max(last[c.rollout], min(c.version + delta, c.first_seen + age + 1))
+    now = {rollout for rollout, deadline in last.items() if deadline == UPDATE}
+    if now:
+        largest = cap or max(c.turn for c in pool) + 1
+        batches = {k: by_deadline(pool, numbers, last, cap=k) for k in range(1, largest + 1)}
+        serving = [k for k, batch in batches.items() if now <= {c.rollout for c in batch}]
+        expected = batches[max(serving, default=1)]
+    else:
+        expected = make_composer("divopd", **numbers).decide(pool, update=UPDATE).selected
+    assert make_composer("divopd-adaptive", **numbers).decide(pool, update=UPDATE).selected == expected
+
+
 def test_adaptive_takes_the_largest_cap_that_serves_all() -> None:
     """Three urgent rollouts of four turns and seven slots: 3 + 3 + 1."""
     pool = [Candidate(r, i, "t", UPDATE - 2, UPDATE, None, 1.0, 5, 5) for r in "abc" for i in range(4)]
