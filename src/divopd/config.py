@@ -156,9 +156,15 @@ class RecoveryPart(Part):
 
 
 class CurriculumPart(Part):
-    """TCOD-F2B allows one turn more every `growth` explorer steps (η of specification §6.4)."""
+    """How fast TCOD moves on (specification §6.4): `growth` and `retreat` are its η.
+
+    tcod-f2b allows one turn more every `growth` explorer steps; tcod-b2f replays one expert action less every
+    `retreat`. An explorer step is `rollouts_per_step` rollouts, however many are in flight.
+    """
 
     growth: PositiveInt = 6
+    retreat: PositiveInt = 5
+    rollouts_per_step: PositiveInt = 16
 
 
 class EvaluationPart(Part):
