@@ -165,6 +165,15 @@ class EvaluationPart(Part):
     in_flight: PositiveInt = 64
 
 
+class AuditsPart(Part):
+    """What a run keeps for `divopd audit`: `keep_last` is of how many last updates it keeps the weights before them.
+
+    The gradient geometry of the paper is that of the last 8; 0 keeps none, and then geometry cannot be audited.
+    """
+
+    keep_last: NonNegativeInt = 8
+
+
 class Costs(Part):
     """Seconds on the virtual clock (specification §7).
 
@@ -230,6 +239,7 @@ class Config(Part):
     recovery: RecoveryPart = RecoveryPart()
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
+    audits: AuditsPart = AuditsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 

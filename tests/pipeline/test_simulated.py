@@ -124,7 +124,7 @@ HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
     [
         {},
         {"explorer": HELD_BACK},
-        {"explorer": {"sync_interval": 2}},
+        {"explorer": {"sync_interval": 2}, "audits": {"keep_last": 2}},
         {"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}},
     ],
     ids=["plain", "admission control", "seldom sync", "short batches"],
@@ -142,6 +142,15 @@ def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, chan
     train_small(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "stopped")
     assert records(tmp_path / "whole") == records(tmp_path / "stopped")
+    kept = kept_weights(tmp_path / "whole")
+    assert kept == kept_weights(tmp_path / "stopped")
+    assert list(kept) == ([0, 3, 4, 5, 6] if "audits" in changes else [0, 1, 2, 3, 4, 5, 6])
+
+
+def kept_weights(folder: Path) -> dict[int, bytes]:
+    """The weights of every version that is in a run's folder."""
+    run = RunFolder(folder)
+    return {version: (run.weights_of(version) / "weights.safetensors").read_bytes() for version in run.versions()}
 
 
 def test_admission_control_holds_explorers_back_but_not_the_learner(models: Path, tmp_path: Path) -> None:

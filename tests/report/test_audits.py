@@ -172,12 +172,12 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.fixture(scope="module")
 def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run of random models, eight updates with an evaluation every two."""
+    """A real run of random models, eight updates with an evaluation every four."""
     pytest.importorskip("transformers", reason="for want of the extra train")
     from small_runs import config, train_small
 
     folder = tmp_path_factory.mktemp("audited") / "run"
-    train_small(folder, config(models, learner={"updates": 8}, evaluation={"every": 2}))
+    train_small(folder, config(models, learner={"updates": 8}, evaluation={"every": 4}))
     return folder
 
 
@@ -227,12 +227,43 @@ def test_the_oracle_projects_furthest(small_run: Path) -> None:
     from divopd.audits.geometry import EXPECTED_BASE, LINEUP, ORACLE, audit_geometry
 
     audit = audit_geometry(load_subject(small_run), updates=3)
-    assert [one.update for one in audit.updates] == [2, 4, 6]
+    assert [one.update for one in audit.updates] == [5, 6, 7]
     for one in audit.updates:
-        best = one.composers[ORACLE].projection
-        assert all(one.composers[name].projection <= best + 1e-4 for name in (*LINEUP, EXPECTED_BASE))
-        assert -1.001 <= min(a.cosine for a in one.composers.values()) <= 1.001
+        for against in (one.composers, one.rollout_mean):
+            best = against[ORACLE].projection
+            assert all(against[name].projection <= best + 1e-4 for name in (*LINEUP, EXPECTED_BASE))
+            assert -1.001 <= min(a.cosine for a in against.values()) <= 1.001
         assert 0 <= one.dropped_turns < 1
+    assert any(one.composers["divopd"] != one.rollout_mean["divopd"] for one in audit.updates)
+    assert audit.oracle_ratio >= 1
+    assert 0 <= audit.swapped_pairs <= 15
+
+
+def test_geometry_is_that_of_the_last_eight_updates(small_run: Path, models: Path, tmp_path: Path) -> None:
+    """Not of the evaluated versions; a run without the weights before its last updates is refused with what it has."""
+    from divopd.audits.geometry import audit_geometry
+    from small_runs import config, train_small
+
+    assert [one.update for one in audit_geometry(load_subject(small_run), size=4).updates] == list(range(8))
+    train_small(tmp_path / "run", config(models, learner={"updates": 3}, audits={"keep_last": 1}))
+    assert [one.update for one in audit_geometry(load_subject(tmp_path / "run"), updates=2, size=4).updates] == [2]
+    train_small(tmp_path / "none", config(models, learner={"updates": 3}, audits={"keep_last": 0}))
+    with pytest.raises(InputError, match=r"last 2 updates .* versions 0, 3, .* audits\.keep_last"):
+        audit_geometry(load_subject(tmp_path / "none"), updates=2, size=4)
+
+
+def test_the_kept_weights_are_those_from_which_the_updates_started(small_run: Path) -> None:
+    """The gradient of every journalled batch at the kept weights has the norm that the learner recorded."""
+    from divopd.audits.run_policy import RunPolicy
+    from divopd.learner.torch_learner import TorchLearner
+
+    policy = RunPolicy(small_run)
+    with Store.open_read_only(small_run) as store:
+        for update, record in store.update_records().items():
+            student, batch = policy.at(update), store.batch(update)
+            figures = TorchLearner(student).gradient(batch.turns, batch.weights)
+            assert record.learner is not None
+            assert figures.gradient_norm == pytest.approx(record.learner.gradient_norm, rel=1e-4)
 
 
 def test_the_expectation_of_base_is_the_mean_of_its_draws() -> None:

@@ -69,19 +69,21 @@ def _stability(figures: Mapping[str, Any]) -> Rows:
 def _geometry(figures: Mapping[str, Any]) -> Rows:
     updates = figures["updates"]
     for name in updates[0]["composers"]:
-        of = [one["composers"][name] for one in updates]
+        of, by_rollout = ([one[against][name] for one in updates] for against in ("composers", "rollout_mean"))
         pairs = [one["pairwise_cosine"] for one in of if one["pairwise_cosine"] is not None]
         yield (
             name,
-            f"{fmean(one['projection'] for one in of):.2f}",
-            f"{fmean(one['cosine'] for one in of):.2f}",
+            *(f"{fmean(one[m] for one in side):.2f}" for side in (of, by_rollout) for m in ("projection", "cosine")),
             f"{fmean(pairs):.3f}" if pairs else "–",
         )
-    above = figures["focus_above_base"]
-    yield f"focus above base in {above['drawn']} of {figures['decided']} updates", "", "", ""
-    yield f"focus above base's expectation in {above['expected']} of {figures['decided']}", "", "", ""
+    above, empty = figures["focus_above_base"], [""] * 5
+    yield f"updates {', '.join(str(one['update']) for one in updates)}", *empty
+    yield f"focus above base in {above['drawn']} of {figures['decided']} updates", *empty
+    yield f"focus above base's expectation in {above['expected']} of {figures['decided']}", *empty
+    yield f"oracle {figures['oracle_ratio']:.2f} times the best of divopd, divopd-focus, top-b", *empty
+    yield f"against rollout means {figures['swapped_pairs']} pairs of composers change places", *empty
     dropped = fmean(one["dropped_turns"] for one in updates), fmean(one["dropped_norm"] for one in updates)
-    yield f"focus drops {dropped[0]:.0%} of turns, {dropped[1]:.0%} of gradient norm", "", "", ""
+    yield f"focus drops {dropped[0]:.0%} of turns, {dropped[1]:.0%} of gradient norm", *empty
 
 
 def _cost(figures: Mapping[str, Any]) -> Rows:
@@ -143,9 +145,17 @@ TABLES = {
     ),
     "geometry": (
         "geometry: selected gradients against the pool's, same pools for all",
-        ["composer", "projection\n⟨G,Ĝ⟩/‖G‖²", "cosine", "pairwise\ncosine"],
+        [
+            "composer",
+            "projection\n⟨G,Ĝ⟩/‖G‖²",
+            "cosine",
+            "projection,\nrollout mean",
+            "cosine,\nroll. mean",
+            "pairwise\ncosine",
+        ],
         _geometry,
-        "sketched gradients before the optimizer; the oracle selects and is judged in the same sketch",
+        "G: the mean over the pool's valid turns, or over its rollouts of their means. Sketched gradients before the "
+        "optimizer; the oracle selects and is judged in the same sketch",
     ),
     "cost": ("cost: who spent what", ["what", ""], _cost, None),
     "kinds": (
