@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from divopd.audits.ledger import audit_ledger
+from divopd.audits.timing import audit_time
 from divopd.errors import DivopdError
 from divopd.methods import METHODS
 from divopd.pipeline.access import Access, WeightsFolder
@@ -95,6 +96,9 @@ def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: st
     _, account, rates = outcome(tmp_path / "run")
     assert sorted(rates) == [0, 3]
     assert account[1] >= 3  # trained
+    time = audit_time(tmp_path / "run")
+    assert 0 < time.estimate_s <= time.elapsed_s  # what is neither an update nor a wait is missing in the estimate
+    assert min(time.step_s) > 0
 
 
 @pytest.mark.slow

@@ -43,6 +43,12 @@ def _selection(figures: Mapping[str, Any]) -> Rows:
             yield f"{depth}, {outcome}", *(f"{stage['shares'][depth][outcome]:.1%}" for stage in stages)
     yield "all successes", *(f"{stage['success_share']:.1%}" for stage in stages)
     yield "dead rows", *(f"{stage['dead_share']:.1%}" for stage in stages)
+    yield "rows that count of a batch", *(f"{stage['effective_batch']:.1f}" for stage in stages)
+    yield "mean s(u) of a row", *(f"{stage['disagreement']:.2f}" for stage in stages)
+    yield "mean s(u) of a valid row", *(f"{stage['valid_disagreement']:.2f}" for stage in stages)
+    gate = figures["rejected"]
+    kinds = ", ".join(f"{gate[kind]:.0%} {kind}" for kind in ("truncated", "failed", "unscored"))
+    yield f"(rejected: {gate['rows']} rows{': ' + kinds if gate['rows'] else ''})", "", "", "", ""
     yield f"(of what arrived, {figures['pool_success_share']:.1%} are of successes)", "", "", "", ""
 
 
@@ -50,7 +56,16 @@ def _retention(figures: Mapping[str, Any]) -> Rows:
     for side, share in (("kept", 1 - figures["dropped_share"]), ("dropped", figures["dropped_share"])):
         of = figures[side]
         later = f"{figures['trained_later']:.1%}" if side == "dropped" else ""
-        yield side, str(of["turns"]), f"{share:.1%}", f"{of['depth']:.1f}", f"{of['disagreement_per_token']:.3f}", later
+        per_token = f"{of['disagreement_per_token']:.3f}"
+        yield (
+            side,
+            str(of["turns"]),
+            f"{share:.1%}",
+            f"{of['depth']:.1f}",
+            f"{of['disagreement']:.2f}",
+            per_token,
+            later,
+        )
 
 
 def _stability(figures: Mapping[str, Any]) -> Rows:
@@ -104,6 +119,23 @@ def _cost(figures: Mapping[str, Any]) -> Rows:
         yield what, "not known on this clock" if figures[field] is None else quantity(figures[field])
 
 
+def _time(figures: Mapping[str, Any]) -> Rows:
+    yield "tokens of a batch, mean", quantity(fmean(figures["tokens"]))
+    yield "seconds of an update, mean", quantity(fmean(figures["step_s"]))
+    yield "of them the same whatever the tokens", _known(figures["constant_share"], "{:.0%}")
+    yield "correlation of tokens with seconds on the run's clock", _known(figures["correlation"], "{:.3f}")
+    yield "correlation of tokens with the learner's real seconds", _known(figures["measured_correlation"], "{:.3f}")
+    for stage, seconds in figures["stages_s"].items():
+        yield f"learner, {stage}, real seconds", quantity(seconds)
+    yield "estimate: updates + waits, seconds", quantity(figures["estimate_s"])
+    yield "the clock, seconds", quantity(figures["elapsed_s"])
+    yield "estimate against the clock", f"{figures['difference']:+.1%}"
+
+
+def _known(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
 def _kinds(figures: Mapping[str, Any]) -> Rows:
     for kind, one in figures.items():
         rate = one["success_rate"]
@@ -129,11 +161,11 @@ TABLES = {
         "selection: share of selected turns by depth and outcome",
         ["turn, outcome", "vanilla", "+ gate", "+ coverage", "+ focus"],
         _selection,
-        None,
+        "s(u): disagreement in nats, 0 of a dead row. Rows that count: (1 - share of dead rows) · B",
     ),
     "retention": (
         "retention: what focus keeps when a rollout gets its first slots",
-        ["", "turns", "share", "mean turn", "disagreement\nper token", "trained\nlater"],
+        ["", "turns", "share", "mean turn", "mean\ns(u)", "disagreement\nper token", "trained\nlater"],
         _retention,
         None,
     ),
@@ -158,6 +190,12 @@ TABLES = {
         "optimizer; the oracle selects and is judged in the same sketch",
     ),
     "cost": ("cost: who spent what", ["what", ""], _cost, None),
+    "time": (
+        "time: what an update takes, by the tokens of its batch",
+        ["what", ""],
+        _time,
+        "On the virtual clock an update takes what `costs` say, so its correlation is 1 unless they are constant",
+    ),
     "kinds": (
         "kinds: whether a kind of task starves",
         ["kind", "rollouts", "used", "of turns\narrived", "of rows\ntrained", "disagree-\nment", "success\n%"],
