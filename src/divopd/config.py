@@ -181,6 +181,15 @@ class EvaluationPart(Part):
     target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
 
 
+class AuditsPart(Part):
+    """What a run keeps for `divopd audit`: `keep_last` is of how many last updates it keeps the weights before them.
+
+    The gradient geometry of the paper is that of the last 8; 0 keeps none, and then geometry cannot be audited.
+    """
+
+    keep_last: NonNegativeInt = 8
+
+
 class Costs(Part):
     """Seconds on the virtual clock (specification §7).
 
@@ -246,6 +255,7 @@ class Config(Part):
     recovery: RecoveryPart = RecoveryPart()
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
+    audits: AuditsPart = AuditsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 
