@@ -1,7 +1,8 @@
 """How a prompt looks and how a response is read, as settings."""
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from divopd.environments.environment import Observation
@@ -21,7 +22,8 @@ class PromptStyle:
     keeps the last so many actions with their observations, as text, after the first observation; `none` keeps the first
     observation only. `actions`: whether the allowed actions are listed, where the environment tells them.
     `answer`: `think` wants `<think>…</think><action>…</action>`, `terse` the bare action. An observation beyond
-    `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked.
+    `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked. `template`: arguments for the
+    chat template of the tokenizer, such as `enable_thinking`.
     """
 
     system: str = ""
@@ -30,6 +32,7 @@ class PromptStyle:
     answer: Literal["think", "terse"] = "think"
     max_observation_chars: int = 12_000
     max_prompt_tokens: int = 10_240
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         named = self.history in ("full", "none")

@@ -8,6 +8,7 @@ come back as they were: whether a turn is valid is not this module's question.
 import json
 import struct
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
@@ -15,6 +16,7 @@ from divopd.turns import MAX_LINE_BYTES, Rollout, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
 _HEADER = struct.Struct("<B6idq")
+_ID = struct.Struct("<i")
 _LISTS = (
     ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
     ("response_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
@@ -86,11 +88,16 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
 
 
 def encode_rollout(rollout: Rollout) -> bytes:
-    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
+    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns.
+
+    Prompts that only the teacher reads follow them.
+    """
     payloads = [encode_turn(turn) for turn in rollout.turns]
     turns = [(t.turn, t.version, t.available_at, len(data)) for t, data in zip(rollout.turns, payloads, strict=True)]
+    own = [_encode_list(ids, "i") for ids in rollout.teacher_prompts or ()]
     head = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
-    return b"".join([json.dumps(head).encode(), b"\n", *payloads])
+    head |= {} if rollout.teacher_prompts is None else {"teacher_prompts": [len(ids) // _BYTES["i"] for ids in own]}
+    return b"".join([json.dumps(head).encode(), b"\n", *payloads, *own])
 
 
 def decode_rollout(content: bytes) -> Rollout:
@@ -103,7 +110,15 @@ def decode_rollout(content: bytes) -> Rollout:
         identity = whose | {"turn": number, "version": version, "available_at": available_at}
         turns.append(decode_turn(content[start : start + size], **identity))
         start += size
-    return Rollout(head["rollout"], tuple(turns))
+    if "teacher_prompts" not in head:
+        return Rollout(head["rollout"], tuple(turns))
+    rest = iter([id_ for (id_,) in _ID.iter_unpack(content[start : len(content) - (len(content) - start) % _ID.size])])
+    own = tuple(list(islice(rest, length)) for length in head["teacher_prompts"])
+    if [len(ids) for ids in own] != head["teacher_prompts"]:
+        raise NotAStoreError(
+            f"rollout {head['rollout']!r}: prompts of its teacher are cut; restore the store from a copy"
+        )
+    return Rollout(head["rollout"], tuple(turns), own)
 
 
 def digest_of(*parts: bytes) -> bytes:
