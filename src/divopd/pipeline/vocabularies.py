@@ -3,6 +3,7 @@
 No weight is loaded for it: the tokenizers in the models' folders say it all.
 """
 
+import re
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Observation
-from divopd.errors import InputError
+from divopd.errors import AlignmentError, InputError
 from divopd.models.model_files import load_tokenizer, model_folder, read_model_facts
 from divopd.prompts import Codec, Conversation, Reader
 from divopd.prompts.vocabulary import foreign_ids, named
@@ -66,13 +67,18 @@ class Vocabularies:
         models += [model for model in part.by_task.values() if not is_server(model)]
         if not all(model_folder(model).exists() for model in models):
             return ()
-        ordinary = set(self.student.get_vocab().values()) - set(self.student.get_added_vocab().values())
-        return () if ordinary & self.foreign.keys() else tuple(self.foreign)
+        try:
+            for tokenizer in self.roles.values():
+                if tokenizer is not None:
+                    check_vocabularies(self.student, tokenizer)
+        except AlignmentError:
+            return ()
+        return tuple(self.foreign)
 
     def student_codec(self) -> Codec:
         """How the student's prompts are written, and how it reads a teacher that acted."""
         template, text = self._config.prompts.template, str(self.student.chat_template)
-        unused = [name for name in template if name not in text]
+        unused = [name for name in template if not re.search(rf"\b{re.escape(name)}\b", text)]
         if unused:
             raise InputError(
                 f"prompts.template has {', '.join(unused)}, which the student's chat template does not use; expected "
@@ -107,7 +113,7 @@ class Vocabularies:
         }
 
     def check(self) -> str | None:
-        """Refuse other tokenizers and shared prompts that a teacher cannot read; else say what is done with its gaps."""
+        """Refuse other tokenizers and shared prompts that a teacher cannot read; else say what its gaps lead to."""
         # the system text and the template's own marks: what stands in every prompt
         prompt = Conversation(self._config.prompts, self.student_codec(), Observation("")).prompt().ids
         own = self.teacher_codecs()
