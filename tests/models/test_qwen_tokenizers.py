@@ -18,6 +18,7 @@ import transformers
 from divopd.config import Config, load_config
 from divopd.environments import Observation
 from divopd.errors import AlignmentError
+from divopd.models.model_files import load_tokenizer
 from divopd.pipeline.models import load_models
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.dry_run import make_plan
@@ -70,7 +71,7 @@ def test_the_tokenizers_differ_in_four_tokens_below_both_paddings(pair: Path) ->
     foreign = foreign_ids(vocabularies.student, vocabularies.default_teacher)
     assert sorted(foreign) == [151_665, 151_666, THINK, CLOSE]
     assert max(foreign) < min(ROWS.values())
-    assert vocabularies.default_teacher.decode(foreign[THINK]) == "<think>"
+    assert load_tokenizer(pair / "teacher").decode(foreign[THINK]) == "<think>"
     assert len(vocabularies.forbidden) == ROWS["student"] - 151_665
 
 
@@ -110,6 +111,6 @@ def test_the_papers_setting_repairs_the_real_pair_and_says_so(pair: Path, tmp_pa
     assert ours[-4:-1] == [THINK, 271, CLOSE]  # the empty thought
     assert [id_ in (THINK, CLOSE) for id_ in ours[:-4]].count(True) == 0  # the system text is spelled in plain text
     assert max(theirs) < 151_665
-    assert "<think>" in vocabularies.default_teacher.decode(theirs)
+    assert "<think>" in load_tokenizer(pair / "teacher").decode(theirs)
     answers = models.student.respond([ours] * 8, temperature=1.0, max_tokens=8, seeds=range(8))
     assert max(id_ for answer in answers for id_ in answer.ids) < 151_665

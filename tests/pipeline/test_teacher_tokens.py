@@ -165,7 +165,7 @@ def test_shared_prompts_that_the_teacher_cannot_read_are_refused_with_their_shar
 def test_what_is_done_about_unknown_tokens_is_said(pair: Path, tmp_path: Path) -> None:
     """With own prompts, and with shared ones that hold none."""
     own, harmless = settings(pair), settings(pair, prompt="shared", system="Act.")
-    for asked, reads in ((own, "in its own prompts"), (harmless, "in shared prompts, which have none of them")):
+    for asked, reads in ((own, "it reads prompts of its own"), (harmless, "shared prompts have none of them")):
         [note] = [note for note in check_start(asked) if "never samples" in note]
         assert note.startswith(f"the student never samples {MARKS[0]} ({THINK}), {MARKS[1]} ({CLOSE}): ")
         assert note.endswith(reads)

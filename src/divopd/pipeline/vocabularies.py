@@ -125,12 +125,9 @@ class Vocabularies:
         tokens = named(self.foreign, self.student)
         if not tokens:
             return None
-        reads = (
-            "in its own prompts"
-            if self._config.teacher.prompt == "own"
-            else "in shared prompts, which have none of them"
-        )
-        return f"the student never samples {tokens}: the teacher's tokenizer does not have them; it reads {reads}"
+        own = self._config.teacher.prompt == "own"
+        reads = "it reads prompts of its own" if own else "shared prompts have none of them"
+        return f"the student never samples {tokens}: the teacher's tokenizer does not have them; {reads}"
 
 
 def teacher_of(pattern: str) -> str:
