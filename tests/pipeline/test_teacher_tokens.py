@@ -183,7 +183,7 @@ def test_an_argument_that_the_template_does_not_have_is_refused(pair: Path) -> N
 
 def test_own_prompts_need_the_teachers_tokenizer(pair: Path) -> None:
     asked = config(pair, teacher={"prompt": "own", "url": "http://127.0.0.1:9/v1", "model": "elsewhere"})
-    with pytest.raises(InputError, match="the tokenizer of the teacher, a server, is not here"):
+    with pytest.raises(InputError, match="the tokenizer of the teacher is not on this machine"):
         Vocabularies(asked).check()
 
 

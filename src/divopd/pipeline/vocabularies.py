@@ -19,7 +19,7 @@ from divopd.teacher import check_shared_prompt, check_vocabularies, first_fittin
 
 
 class Vocabularies:
-    """The tokenizers of a run. That of a server is seen only if it lies in the folder `teacher.model` here, too."""
+    """The tokenizers of a run. One that is not on this machine is None: that of a server may lie in `teacher.model`."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._load = config, cache(load_tokenizer)
@@ -31,15 +31,18 @@ class Vocabularies:
     @cached_property
     def default_teacher(self) -> Any | None:
         part = self._config.teacher
-        if part.url and not (Path(part.model) / "tokenizer_config.json").is_file():
-            return None
-        return self._load(Path(part.model) if part.url else model_folder(part.model))
+        if part.url:  # the server's name of the model is often the folder that it was loaded from
+            return self._load(Path(part.model)) if (Path(part.model) / "tokenizer_config.json").is_file() else None
+        return self._found(part.model)
 
     @cached_property
     def by_task(self) -> dict[str, Any | None]:
         """The tokenizers of teachers that are there for some tasks only, by pattern."""
-        models = self._config.teacher.by_task.items()
-        return {pattern: None if is_server(model) else self._load(model_folder(model)) for pattern, model in models}
+        return {pattern: self._found(model) for pattern, model in self._config.teacher.by_task.items()}
+
+    def _found(self, model: str) -> Any | None:
+        folder = None if is_server(model) else model_folder(model)
+        return self._load(folder) if folder and folder.exists() else None
 
     @property
     def roles(self) -> dict[str, Any | None]:
@@ -59,14 +62,9 @@ class Vocabularies:
     def forbidden(self) -> tuple[int, ...]:
         """The ids that the student must not sample.
 
-        None where a teacher has another vocabulary altogether, or is not here: such a pair cannot be trained, but the
-        student can be evaluated.
+        None where a teacher has another vocabulary altogether: such a pair cannot be trained, but the student can be
+        evaluated.
         """
-        part = self._config.teacher
-        models = [] if part.url else [part.model]
-        models += [model for model in part.by_task.values() if not is_server(model)]
-        if not all(model_folder(model).exists() for model in models):
-            return ()
         try:
             for tokenizer in self.roles.values():
                 if tokenizer is not None:
@@ -104,7 +102,7 @@ class Vocabularies:
         hidden = [role for role, tokenizer in self.roles.items() if tokenizer is None]
         if hidden:
             raise InputError(
-                f"teacher.prompt is own, but the tokenizer of the {hidden[0]}, a server, is not here; expected it in "
+                f"teacher.prompt is own, but the tokenizer of the {hidden[0]} is not on this machine; expected it in "
                 "the folder that teacher.model names, or set teacher.prompt to shared"
             )
         template = self._config.prompts.template
