@@ -87,15 +87,21 @@ class Rollout:
     """The student turns of one rollout, which enter the queue together and in turn order.
 
     Turns of the teacher go with them into the store, and never into the queue.
+    `teacher_prompts`: what the teacher reads before each response, where that is not the student's prompt. They are
+    dropped once it has scored.
     """
 
     id: str
     turns: tuple[Turn, ...]
     teacher_turns: tuple[TeacherTurn, ...] = ()
+    teacher_prompts: tuple[Sequence[int], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.turns:
             raise TurnFormatError(f"rollout {self.id!r} has no turn; a rollout is put with at least one")
+        if self.teacher_prompts is not None and len(self.teacher_prompts) != len(self.turns):
+            got = f"{len(self.teacher_prompts)} prompts of the teacher for {len(self.turns)} turns"
+            raise TurnFormatError(f"rollout {self.id!r} has {got}; expected one for each turn")
         first = self.turns[0]
         previous = -1
         for turn in self.turns:

@@ -8,8 +8,9 @@ come back as they were: whether a turn is valid is not this module's question.
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
@@ -18,6 +19,7 @@ from divopd.turns import MAX_LINE_BYTES, Rollout, TeacherTurn, Turn
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
 TEACHER_TURNS_FORMAT = 1
 _HEADER = struct.Struct("<B6idq")
+_ID = struct.Struct("<i")
 _LISTS = (
     ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
     ("response_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
@@ -89,13 +91,19 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
 
 
 def encode_rollout(rollout: Rollout) -> bytes:
-    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
+    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns.
+
+    Prompts that only the teacher reads follow them.
+    """
     payloads = [encode_turn(turn) for turn in rollout.turns]
     turns = [(t.turn, t.version, t.available_at, len(data)) for t, data in zip(rollout.turns, payloads, strict=True)]
+    own = [_encode_list(ids, "i") for ids in rollout.teacher_prompts or ()]
     head: dict[str, Any] = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
     if rollout.teacher_turns:
         head["teacher_turns"] = _teacher_turns_to_json(rollout.teacher_turns)
-    return b"".join([json.dumps(head).encode(), b"\n", *payloads])
+    if rollout.teacher_prompts is not None:
+        head["teacher_prompts"] = [len(ids) // _BYTES["i"] for ids in own]
+    return b"".join([json.dumps(head).encode(), b"\n", *payloads, *own])
 
 
 def decode_rollout(content: bytes) -> Rollout:
@@ -109,7 +117,16 @@ def decode_rollout(content: bytes) -> Rollout:
         turns.append(decode_turn(content[start : start + size], **identity))
         start += size
     taught = _teacher_turns_from_json(head["teacher_turns"]) if "teacher_turns" in head else ()
-    return Rollout(head["rollout"], tuple(turns), taught)
+    rollout = Rollout(head["rollout"], tuple(turns), teacher_turns=taught)
+    if "teacher_prompts" not in head:
+        return rollout
+    rest = iter([id_ for (id_,) in _ID.iter_unpack(content[start : len(content) - (len(content) - start) % _ID.size])])
+    own = tuple(list(islice(rest, length)) for length in head["teacher_prompts"])
+    if [len(ids) for ids in own] != head["teacher_prompts"]:
+        raise NotAStoreError(
+            f"rollout {head['rollout']!r}: prompts of its teacher are cut; restore the store from a copy"
+        )
+    return replace(rollout, teacher_prompts=own)
 
 
 def encode_teacher_turns(turns: Sequence[TeacherTurn]) -> bytes:
@@ -135,11 +152,11 @@ def _teacher_turns_from_json(data: dict[str, Any]) -> tuple[TeacherTurn, ...]:
 
 
 def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
-    turn = TeacherTurn(data["turn"], tuple(data["response_ids"]), data["action"], data["seen"])
-    numbers = all(type(number) is int and 0 <= number < 2**31 for number in (turn.turn, *turn.response_ids))
-    if not numbers or not isinstance(turn.action, str | None) or not isinstance(turn.seen, str):
+    turn, ids, action, seen = (data[name] for name in ("turn", "response_ids", "action", "seen"))
+    numbers = all(type(number) is int and 0 <= number < 2**31 for number in (turn, *ids))
+    if not numbers or not isinstance(action, str | None) or not isinstance(seen, str):
         raise TypeError("not a turn of the teacher")
-    return turn
+    return TeacherTurn(turn, tuple(ids), action, seen)
 
 
 def digest_of(*parts: bytes) -> bytes:
