@@ -140,7 +140,10 @@ def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout], *, foreign: Spe
     readings = [reading for rollout in rollouts for reading in _readings(rollout, foreign or {})]
     answers = teacher.score([reading.ids for reading in readings], [reading.spans for reading in readings])
     scored = {r.turn.key: _scored(r, answer) for r, answer in zip(readings, answers, strict=True)}
-    return [Rollout(rollout.id, tuple(scored.get(turn.key, turn) for turn in rollout.turns)) for rollout in rollouts]
+    return [
+        replace(rollout, turns=tuple(scored.get(turn.key, turn) for turn in rollout.turns), teacher_prompts=None)
+        for rollout in rollouts
+    ]
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ def test_own_prompts_wait_with_their_rollout_for_the_teacher(tmp_path: Path) -> 
         store.put(waiting)
         assert store.unscored(1) == []
     with pytest.raises(InputError, match="2 prompts of the teacher for 3 turns"):
-        Rollout("r0", rows.turns, rows.teacher_prompts[:2] if rows.teacher_prompts else None)
+        Rollout("r0", rows.turns, teacher_prompts=(rows.teacher_prompts or ())[:2])
 
 
 @pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])

@@ -125,7 +125,7 @@ def _one_turn(student: Engine, prompt: list[int], teacher_prompt: list[int]) -> 
         student_logprobs=response.logprobs.tolist(),
         action_mask=[1] * len(response.ids),
     )
-    return Rollout("preflight", (turn,), (teacher_prompt,))
+    return Rollout("preflight", (turn,), teacher_prompts=(teacher_prompt,))
 
 
 def _check_hidden_vocabulary(engine: Engine, student: Any, teacher: Any | None, *, role: str) -> None:
