@@ -194,9 +194,7 @@ class _InFlight:
                 self.recovery.record(actor, progress=self.progress.made(action, self.seen))
         except EnvironmentFailure as failure:
             self._fail(failure)
-        self.turns.append(PlayedTurn(actor, prompt, response, action, self.seen, teacher_prompt))
-        for conversation in self.conversations.values():
-            conversation.add(response.ids, action, self.seen)
+        self._add(PlayedTurn(actor, prompt, response, action, self.seen, teacher_prompt))
 
     def _replay(self, action: str) -> None:
         """A turn of the expert: it stands in the history as if the action had been answered, and nobody is asked."""
@@ -206,9 +204,13 @@ class _InFlight:
             self.seen = self.environment.step(action)
         except EnvironmentFailure as failure:
             self._fail(failure)
-        self.turns.append(PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, self.seen))
+        self._add(PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, self.seen))
+
+    def _add(self, turn: PlayedTurn) -> None:
+        """A turn is over: it stands in the history of everybody who reads."""
+        self.turns.append(turn)
         for conversation in self.conversations.values():
-            conversation.add(ids, action, self.seen)
+            conversation.add(turn.response.ids, turn.action, turn.seen)
 
     def _fail(self, failure: EnvironmentFailure) -> None:
         """An environment that died costs its rollout, which has failed."""
@@ -265,7 +267,7 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
         for index, turn in enumerate(played.turns)
         if turn.actor == "teacher"
     )
-    return Rollout(name, rows, teacher_turns=taught, teacher_prompts=prompts or None) if rows else None
+    return Rollout(name, rows, taught, prompts or None) if rows else None
 
 
 def _is_cut(turn: PlayedTurn) -> bool:

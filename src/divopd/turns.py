@@ -86,9 +86,8 @@ class TeacherTurn:
 class Rollout:
     """The student turns of one rollout, which enter the queue together and in turn order.
 
-    Turns of the teacher go with them into the store, and never into the queue.
-    `teacher_prompts`: what the teacher reads before each response, where that is not the student's prompt. They are
-    dropped once it has scored.
+    Turns of the teacher go with them into the store, and never into the queue. `teacher_prompts`: what the teacher
+    reads before each response, where that is not the student's prompt. They are dropped once it has scored.
     """
 
     id: str

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from divopd.pipeline.models import load_models, load_student, load_teachers
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.dry_run import check_start, make_plan
 from divopd.prompts import Codec, PromptStyle, Reader
+from divopd.prompts.formats import Format
 from divopd.prompts.vocabulary import foreign_ids
 from divopd.recovery import Recovery
 from divopd.store import Store
@@ -176,6 +177,17 @@ def test_what_is_done_about_unknown_tokens_is_said(pair: Path, tmp_path: Path) -
     assert "reads its own prompts" not in "\n".join(make_plan(harmless, out=tmp_path).lines)
 
 
+@pytest.mark.parametrize("name", [name for name in get_args(Format) if name != "chat"])
+def test_the_texts_of_a_format_are_checked_too(pair: Path, name: str) -> None:
+    """GiGPO's messages ask for <think>; Embodied-Planner-R1's do not, so its prompts may be shared."""
+    asked = config(pair, prompts={"format": name, "actions": None, "answer": None}, teacher={"prompt": "shared"})
+    if name.startswith("gigpo"):
+        with pytest.raises(AlignmentError, match="of a shared prompt: <think>"):
+            Vocabularies(asked).check()
+    else:
+        assert "shared prompts have none of them" in (Vocabularies(asked).check() or "")
+
+
 def test_an_argument_that_the_template_does_not_have_is_refused(pair: Path) -> None:
     with pytest.raises(InputError, match=r"prompts\.template has enable_thinkin, which the student's chat template"):
         Vocabularies(settings(pair, prompts={"template": {"enable_thinkin": False}})).student_codec()
@@ -328,7 +340,7 @@ def test_own_prompts_wait_with_their_rollout_for_the_teacher(tmp_path: Path) -> 
         store.put(waiting)
         assert store.unscored(1) == []
     with pytest.raises(InputError, match="2 prompts of the teacher for 3 turns"):
-        Rollout("r0", rows.turns, teacher_prompts=rows.teacher_prompts[:2] if rows.teacher_prompts else None)
+        Rollout("r0", rows.turns, teacher_prompts=(rows.teacher_prompts or ())[:2])
 
 
 @pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])

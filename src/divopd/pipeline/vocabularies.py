@@ -14,6 +14,7 @@ from divopd.environments import Observation
 from divopd.errors import AlignmentError, InputError
 from divopd.models.model_files import load_tokenizer, model_folder, read_model_facts
 from divopd.prompts import Codec, Conversation, Reader
+from divopd.prompts.formats import EXAMPLES
 from divopd.prompts.vocabulary import foreign_ids, named
 from divopd.teacher import check_shared_prompt, check_vocabularies, first_fitting
 
@@ -112,20 +113,29 @@ class Vocabularies:
 
     def check(self) -> str | None:
         """Refuse other tokenizers and shared prompts that a teacher cannot read; else say what its gaps lead to."""
-        # the system text and the template's own marks: what stands in every prompt
-        prompt = Conversation(self._config.prompts, self.student_codec(), Observation("")).prompt().ids
+        prompts = self._own_texts()
         own = self.teacher_codecs()
         for role, tokenizer in self.roles.items():
             if tokenizer is not None:
                 check_vocabularies(self.student, tokenizer, role=role)
                 if role not in own:
-                    check_shared_prompt(prompt, self.student, tokenizer, role=role)
+                    for prompt in prompts:
+                        check_shared_prompt(prompt, self.student, tokenizer, role=role)
         tokens = named(self.foreign, self.student)
         if not tokens:
             return None
         own = self._config.teacher.prompt == "own"
         reads = "it reads prompts of its own" if own else "shared prompts have none of them"
         return f"the student never samples {tokens}: the teacher's tokenizer does not have them; {reads}"
+
+    def _own_texts(self) -> list[list[int]]:
+        """A first and a later prompt of the student: the system text, the template's marks and the format's words."""
+        style = self._config.prompts
+        seen = Observation(EXAMPLES[style.format])
+        conversation = Conversation(style, self.student_codec(), seen)
+        first = conversation.prompt().ids
+        conversation.add([], None, seen)
+        return [first, conversation.prompt().ids]
 
 
 def teacher_of(pattern: str) -> str:

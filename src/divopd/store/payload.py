@@ -8,7 +8,7 @@ come back as they were: whether a turn is valid is not this module's question.
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from hashlib import sha256
 from itertools import islice
 from typing import Any
@@ -117,16 +117,15 @@ def decode_rollout(content: bytes) -> Rollout:
         turns.append(decode_turn(content[start : start + size], **identity))
         start += size
     taught = _teacher_turns_from_json(head["teacher_turns"]) if "teacher_turns" in head else ()
-    rollout = Rollout(head["rollout"], tuple(turns), teacher_turns=taught)
-    if "teacher_prompts" not in head:
-        return rollout
-    rest = iter([id_ for (id_,) in _ID.iter_unpack(content[start : len(content) - (len(content) - start) % _ID.size])])
-    own = tuple(list(islice(rest, length)) for length in head["teacher_prompts"])
-    if [len(ids) for ids in own] != head["teacher_prompts"]:
-        raise NotAStoreError(
-            f"rollout {head['rollout']!r}: prompts of its teacher are cut; restore the store from a copy"
-        )
-    return replace(rollout, teacher_prompts=own)
+    own = _teacher_prompts(content[start:], head["teacher_prompts"]) if "teacher_prompts" in head else None
+    return Rollout(head["rollout"], tuple(turns), taught, own)
+
+
+def _teacher_prompts(content: bytes, lengths: list[int]) -> tuple[list[int], ...]:
+    if len(content) != _ID.size * sum(lengths):
+        raise ValueError("prompts of the teacher do not fit their lengths")
+    ids = iter([id_ for (id_,) in _ID.iter_unpack(content)])
+    return tuple(list(islice(ids, length)) for length in lengths)
 
 
 def encode_teacher_turns(turns: Sequence[TeacherTurn]) -> bytes:
