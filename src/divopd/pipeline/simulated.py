@@ -23,6 +23,7 @@ from divopd.curricula import outcome_of
 from divopd.errors import TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Played, rows_of
+from divopd.first_evaluation import evaluate_version
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
@@ -139,8 +140,8 @@ class SimulatedWorld:
         """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""
         if not is_evaluated(self.config, version) or version in self.store.evaluations():
             return
-        played = self.exam.play(Interruptible(self.student, self.heed))
-        record = self.exam.record(played, version=version)
+        policy = Interruptible(self.student, self.heed)
+        record = evaluate_version(self.config, self.exam, policy, version=version, recalled=self.observer.told)
         if self.store.record_evaluation(record):
             self.observer.evaluated(record)
 

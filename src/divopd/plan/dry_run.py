@@ -39,7 +39,10 @@ from divopd.plan.forecast import (
 from divopd.plan.machine import free_disk, free_memory, in_bytes
 from divopd.prompts import Codec
 from divopd.run.loggers import require
+from divopd.takeovers import takeover_note
 from divopd.teacher import check_lengths, check_vocabularies
+
+HOW = "--config CONFIG"
 
 
 @dataclass
@@ -94,10 +97,11 @@ class Tasks:
     note: str = ""
 
 
-def check_start(config: Config) -> list[str]:
+def check_start(config: Config, *, how: str = HOW) -> list[str]:
     """What `divopd train` asks before it makes anything: an InputError if it cannot begin, else what to tell the user.
 
-    The dry run asks the same of the same functions and lists all answers at once.
+    The dry run asks the same of the same functions and lists all answers at once. `how` are the options by which
+    `divopd evaluate` plays as this run does.
     """
     require(config.loggers)
     for key, model in local_models(config).items():
@@ -105,8 +109,9 @@ def check_start(config: Config) -> list[str]:
             require_model(model_folder(model))
         except InputError as error:
             raise InputError(f"{key}: {error}") from None
-    notes = (find_tasks(config).note, Vocabularies(config).check())
-    return [*(note for note in notes if note), *taught_otherwise(config, local_models(config))]
+    taught, vocabularies = taught_otherwise(config, local_models(config)), Vocabularies(config).check()
+    notes = [find_tasks(config).note, vocabularies, *taught, takeover_note(config, how=how)]
+    return [note for note in notes if note]
 
 
 def local_models(config: Config) -> dict[str, str]:
@@ -143,7 +148,7 @@ def find_tasks(config: Config) -> Tasks:
     return Tasks(train, held, note=f"{fewer}: every evaluation plays all of them")
 
 
-def make_plan(config: Config, *, out: Path) -> Plan:
+def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
     devices = {part.device for part in (config.student, config.teacher)}
     absent = sorted(d for d in devices if d.startswith("cuda") and not _cuda_memory(d))
@@ -167,6 +172,8 @@ def make_plan(config: Config, *, out: Path) -> Plan:
     with plan.noting("models"):
         for note in taught_otherwise(config, local_models(config)):
             plan.say("note", note)
+    if takeover := takeover_note(config, how=how):
+        plan.say("note", takeover)
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)

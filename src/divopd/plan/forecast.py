@@ -136,7 +136,7 @@ class Forecast:
     rollouts: float
     turns: float
     generated_tokens: float
-    scored_tokens: float  # every row whole, as the paper counts
+    scored_tokens: float  # prompt and response of every row
     trained_tokens: float
 
 
