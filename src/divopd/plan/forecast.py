@@ -120,7 +120,7 @@ class Forecast:
     rollouts: float
     turns: float
     generated_tokens: float
-    scored_tokens: float  # every row whole, as the paper counts
+    scored_tokens: float  # every row whole: prompt and response (ours)
     trained_tokens: float
 
 
