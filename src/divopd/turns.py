@@ -50,7 +50,7 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """Prompt and response tokens, as the paper counts them."""
+        """Prompt and response tokens: the whole row (ours; the paper says "tokens" and no more)."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
