@@ -12,6 +12,7 @@ from divopd.errors import AlignmentError, TeacherAwayError
 from divopd.models.engine import Engine
 from divopd.models.policy import Policy, Response
 from divopd.turns import Rollout, Turn
+from divopd.validity import with_valid_tokens
 
 TOLERANCE = 1e-3  # nats; rounding between two ways of reading the same tokens
 ROUGH_TOLERANCE = 0.25  # in half precision, or where other kernels score than generate
@@ -119,7 +120,7 @@ class Retrying:
 
 
 def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """The same rollouts with the teacher's log probabilities of every student token.
+    """The same rollouts with the teacher's log probabilities of every student token, and the number that is valid.
 
     A turn whose prompt was cut, or without a token, is not scored: it is a dead row.
     """
@@ -127,7 +128,10 @@ def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout
     sequences = [[*turn.prompt_ids, *turn.response_ids] for turn in scored]
     spans = [[(len(turn.prompt_ids), turn.tokens)] for turn in scored]
     values = dict(zip((turn.key for turn in scored), teacher.score(sequences, spans), strict=True))
-    return [Rollout(rollout.id, tuple(_with_scores(turn, values) for turn in rollout.turns)) for rollout in rollouts]
+    return [
+        with_valid_tokens(Rollout(rollout.id, tuple(_with_scores(turn, values) for turn in rollout.turns)))
+        for rollout in rollouts
+    ]
 
 
 def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) -> Turn:
