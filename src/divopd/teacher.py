@@ -14,7 +14,7 @@ from divopd.models.engine import Engine
 from divopd.models.policy import Policy, Response
 from divopd.prompts.vocabulary import Spelling, foreign_ids, named, spelled_out
 from divopd.turns import Rollout, Turn
-from divopd.validity import valid_mask, why_invalid
+from divopd.validity import valid_mask, why_invalid, with_valid_tokens
 
 TOLERANCE = 1e-3  # nats; rounding between two ways of reading the same tokens
 ROUGH_TOLERANCE = 0.25  # in half precision, or where other kernels score than generate
@@ -132,7 +132,7 @@ class Retrying:
 
 
 def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout], *, foreign: Spelling | None = None) -> list[Rollout]:
-    """The same rollouts with the teacher's log probabilities of every student token.
+    """The same rollouts with the teacher's log probabilities of every student token, and the number that is valid.
 
     A turn whose prompt was cut, or without a token, is not scored: it is a dead row. Nor is one whose shared prompt
     holds a `foreign` id. The teacher reads the text of a foreign id in a response, and says nothing of the id itself.
@@ -140,9 +140,10 @@ def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout], *, foreign: Spe
     readings = [reading for rollout in rollouts for reading in _readings(rollout, foreign or {})]
     answers = teacher.score([reading.ids for reading in readings], [reading.spans for reading in readings])
     scored = {r.turn.key: _scored(r, answer) for r, answer in zip(readings, answers, strict=True)}
+    turns = [tuple(scored.get(turn.key, turn) for turn in rollout.turns) for rollout in rollouts]
     return [
-        replace(rollout, turns=tuple(scored.get(turn.key, turn) for turn in rollout.turns), teacher_prompts=None)
-        for rollout in rollouts
+        with_valid_tokens(replace(rollout, turns=those, teacher_prompts=None))
+        for rollout, those in zip(rollouts, turns, strict=True)
     ]
 
 

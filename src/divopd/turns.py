@@ -23,8 +23,9 @@ class Turn:
     """One student response inside a rollout: a row of training data (specification §2).
 
     The four lists that follow `response_ids` have one entry per response token; `teacher_mask` None means that
-    every token has a usable teacher score. `reward`, `success` and `rollout_turns` tell how the whole rollout
-    ended. They are for audits; no composer reads them.
+    every token has a usable teacher score. The last four fields are of the whole rollout: how it ended, its turns, and
+    the valid tokens of its rows, known once they are scored. No selection looks at them; audits do, and row weights may
+    look at the last two.
     """
 
     rollout: str
@@ -42,6 +43,7 @@ class Turn:
     reward: float | None = None
     success: bool | None = None
     rollout_turns: int | None = None
+    rollout_valid_tokens: int | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -333,6 +335,7 @@ _READERS: dict[str, _Reader] = {
     "reward": (_number, "a number, or null"),
     "success": (_flag, "true, false or null"),
     "rollout_turns": (_count, "an integer, 0 or more, or null"),
+    "rollout_valid_tokens": (_count, "an integer, 0 or more, or null"),
 }
 _WHOLE_NUMBERS: _Reader = (lambda value: _list(value, {int}), "a list of integers")
 _STATE_READERS = _READERS | {

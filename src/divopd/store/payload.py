@@ -1,8 +1,8 @@
 """The tokens of a turn as bytes: the part of a stored turn that only a learner and an audit read.
 
-Little-endian: one byte of flags, the lengths of six lists (-1: the list is missing), reward, rollout_turns, and then
-the lists: int32 ids, float64 log probabilities, one byte per mask entry. NaN, infinities and lists of unequal length
-come back as they were: whether a turn is valid is not this module's question.
+Little-endian: one byte of flags, the lengths of six lists (-1: the list is missing), reward, the rollout's turns and
+valid tokens, and then the lists: int32 ids, float64 log probabilities, one byte per mask entry. NaN, infinities and
+lists of unequal length come back as they were: whether a turn is valid is not this module's question.
 """
 
 import json
@@ -18,7 +18,7 @@ from divopd.turns import MAX_LINE_BYTES, Rollout, TeacherTurn, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
 TEACHER_TURNS_FORMAT = 1
-_HEADER = struct.Struct("<B6idq")
+_HEADER = struct.Struct("<B6id2q")
 _ID = struct.Struct("<i")
 _LISTS = (
     ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
@@ -29,7 +29,7 @@ _LISTS = (
     ("teacher_mask", "B", "0 and 1, or None"),
 )
 _BYTES = {"i": 4, "d": 8, "B": 1}
-_TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS = 1, 2, 4, 8, 16
+_TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS, _ROLLOUT_VALID_TOKENS = 1, 2, 4, 8, 16, 32
 
 
 def encode_turn(turn: Turn) -> bytes:
@@ -53,7 +53,9 @@ def encode_turn(turn: Turn) -> bytes:
     flags |= _REWARD * (turn.reward is not None)
     flags |= _OUTCOME * (turn.success is not None) | _SUCCESS * bool(turn.success)
     flags |= _ROLLOUT_TURNS * (turn.rollout_turns is not None)
-    payload = _HEADER.pack(flags, *lengths, turn.reward or 0.0, turn.rollout_turns or 0) + b"".join(chunks)
+    flags |= _ROLLOUT_VALID_TOKENS * (turn.rollout_valid_tokens is not None)
+    ending = turn.reward or 0.0, turn.rollout_turns or 0, turn.rollout_valid_tokens or 0
+    payload = _HEADER.pack(flags, *lengths, *ending) + b"".join(chunks)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise TurnFormatError(
             f"rollout {turn.rollout!r} turn {turn.turn}: {len(payload)} bytes; a turn takes at most {MAX_PAYLOAD_BYTES}"
@@ -71,7 +73,7 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
         raise NotAStoreError(
             f"{where}: its stored tokens are damaged ({len(payload)} bytes); restore the store from a copy"
         )
-    flags, *lengths, reward, rollout_turns = _HEADER.unpack_from(payload)
+    flags, *lengths, reward, rollout_turns, rollout_valid_tokens = _HEADER.unpack_from(payload)
     sizes = [max(length, 0) * _BYTES[code] for length, (_, code, _) in zip(lengths, _LISTS, strict=True)]
     if len(payload) != _HEADER.size + sum(sizes) or min(lengths[:2]) < 0 or min(lengths) < -1:
         raise NotAStoreError(f"{where}: its stored tokens do not fit their own lengths; restore the store from a copy")
@@ -87,6 +89,7 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
         reward=reward if flags & _REWARD else None,
         success=bool(flags & _SUCCESS) if flags & _OUTCOME else None,
         rollout_turns=rollout_turns if flags & _ROLLOUT_TURNS else None,
+        rollout_valid_tokens=rollout_valid_tokens if flags & _ROLLOUT_VALID_TOKENS else None,
     )
 
 
