@@ -51,12 +51,13 @@ class EngineWish:
     context: int  # tokens of the longest prompt and response together
     sequences: int  # at once
     lora: Lora | None = None
+    seed: int = 0  # of the random start of adapters
 
 
 def _transformers(wish: EngineWish) -> StudentEngine:
     from divopd.models.transformers_policy import TransformersPolicy
 
-    return TransformersPolicy.load(wish.folder, dtype=wish.dtype, device=wish.device, lora=wish.lora)
+    return TransformersPolicy.load(wish.folder, dtype=wish.dtype, device=wish.device, lora=wish.lora, seed=wish.seed)
 
 
 def _vllm(wish: EngineWish) -> StudentEngine:

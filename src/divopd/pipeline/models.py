@@ -26,7 +26,9 @@ class Models:
 def load_student(config: Config) -> TransformersPolicy:
     """The student as a learner trains it."""
     part = config.student
-    return TransformersPolicy.load(model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora)
+    return TransformersPolicy.load(
+        model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora, seed=config.seed
+    )
 
 
 def load_actor(config: Config) -> StudentEngine:
@@ -46,6 +48,7 @@ def _wish(config: Config, part: ModelPart, model: str, *, dtype: str) -> EngineW
         context=config.prompts.max_prompt_tokens + config.explorer.max_response_tokens,
         sequences=config.explorer.rollouts_in_flight,
         lora=getattr(part, "lora", None),
+        seed=config.seed,
     )
 
 

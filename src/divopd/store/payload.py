@@ -135,11 +135,11 @@ def _teacher_turns_from_json(data: dict[str, Any]) -> tuple[TeacherTurn, ...]:
 
 
 def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
-    turn = TeacherTurn(data["turn"], tuple(data["response_ids"]), data["action"], data["seen"])
-    numbers = all(type(number) is int and 0 <= number < 2**31 for number in (turn.turn, *turn.response_ids))
-    if not numbers or not isinstance(turn.action, str | None) or not isinstance(turn.seen, str):
+    number, ids, action, seen = (data[name] for name in ("turn", "response_ids", "action", "seen"))
+    whole = all(type(value) is int and 0 <= value < 2**31 for value in (number, *ids))
+    if not whole or not isinstance(action, str | None) or not isinstance(seen, str):
         raise TypeError("not a turn of the teacher")
-    return turn
+    return TeacherTurn(number, tuple(ids), action, seen)
 
 
 def digest_of(*parts: bytes) -> bytes:
