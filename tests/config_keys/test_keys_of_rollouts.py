@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from divopd.report.run_comparison import compare_runs
+from divopd.report.runs import read_run
 from divopd.turns import Turn
 from key_runs import Lab, Run, changing
 from recording_rooms import Room
@@ -197,13 +199,30 @@ def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after:
 # ── curriculum ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=16", "learner.updates=2")
+@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=5", "learner.updates=6")
 def test_rollouts_grow_by_a_turn_every_so_many_explorer_steps(before: Run, after: Run) -> None:
     """An explorer step is sixteen rollouts; the first is step 1. Evaluations are as deep as ever."""
     steps = [[len(turns) for turns in after.begun[start : start + 16]] for start in (0, 16)]
     assert [set(lengths) for lengths in steps] == [{2}, {3}]
     assert {len(turns) for turns in before.begun[:32]} == {1}
     assert after.evaluations[0]["turns"] == 4
+
+
+@changing("curriculum.rollouts_per_step", "3", "method=tcod-f2b", "curriculum.growth=1")
+def test_an_explorer_step_is_so_many_rollouts_whatever_is_in_flight(before: Run, after: Run) -> None:
+    """Two are in flight; a step is sixteen rollouts unless it is said."""
+    assert {len(turns) for turns in before.begun} == {2}
+    assert [len(turns) for turns in after.begun[:7]] == [2, 2, 2, 3, 3, 3, 4]
+
+
+GUIDED = ("environment.name=$tests/recording_rooms.py:GuidedRoom", "environment.horizon=6", "method=tcod-b2f")
+
+
+@changing("curriculum.retreat", "1", *GUIDED, "curriculum.rollouts_per_step=1", "learner.updates=4")
+def test_one_expert_action_less_is_replayed_every_so_many_explorer_steps(before: Run, after: Run) -> None:
+    """Of the expert's four actions, three less what the steps since the first took off: rows begin behind them."""
+    assert [turns[0].turn for turns in before.begun[:5]] == [3, 3, 3, 3, 2]
+    assert [turns[0].turn for turns in after.begun[:5]] == [2, 1, 0, 0, 0]
 
 
 # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,6 +259,18 @@ def test_an_evaluation_plays_so_many_tasks_at_once(before: Run, after: Run) -> N
     assert len({play.room for play in before.evaluated}) == 2
     assert len({play.room for play in after.evaluated}) == 1
     assert _actions(after.evaluated) == _actions(before.evaluated)
+
+
+@changing("evaluation.target", "5")
+def test_a_target_is_what_a_comparison_counts_cost_to(before: Run, after: Run) -> None:
+    """It changes nothing of the run itself."""
+    compared = [compare_runs([read_run(run.folder)]) for run in (before, after)]
+    assert [one.target_origin for one in compared] == [
+        f"from the peak of {before.folder.name}",
+        "named by evaluation.target",
+    ]
+    assert compared[1].target == 5
+    assert _said(after.rows) == _said(before.rows)
 
 
 # ── seed ──────────────────────────────────────────────────────────────────────────────────────────────────────────

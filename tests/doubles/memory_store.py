@@ -206,7 +206,10 @@ class MemoryStore:
             left = [fate.update for fate in fates if fate.update is not None]
             used += bool(trained) and min(trained) == update
             unused += not trained and bool(left) and len(left) == len(fates) and max(left) == update
-        return Decided(used, unused)
+        before = self.entries[update - 1].watermark if update else 0
+        read = self.arrivals[before : self.entries[update].watermark]
+        drained = sum(self.fate[turn.key] != Fate("stale", update) for turn in read)
+        return Decided(used, unused, drained)
 
     def account(self) -> Account:
         kinds = [fate.kind for fate in self.fate.values()]

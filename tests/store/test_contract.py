@@ -314,7 +314,7 @@ def test_every_rollout_is_decided_once(store: AnyStore) -> None:
         for rollout in (make_rollout(f"e.{update}.{number}", version=update) for number in range(6))
         if any(candidate_of(turn, first_seen=0).reason is None for turn in rollout.turns)
     ]
-    used, unused = (sum(counts) for counts in zip(*decided, strict=True))
+    used, unused, _ = (sum(counts) for counts in zip(*decided, strict=True))
     assert (store.account().pending, store.account().queued) == (0, 0)
     assert used + unused == len(valid)
     assert used > 0
@@ -322,6 +322,19 @@ def test_every_rollout_is_decided_once(store: AnyStore) -> None:
     assert [store.decided(update) for update in range(9)] == decided  # looked at again, nothing has moved
     with pytest.raises(InputError):
         store.decided(9)
+
+
+def test_an_update_drains_what_it_reads_and_is_not_stale(store: AnyStore) -> None:
+    """A turn that was stale when it was read was not drained; one that became stale while pending was."""
+    composer = make_composer("vanilla-wide", batch_size=2, pool_multiplier=2, max_staleness=1)
+    epoch = store.begin_learner()
+    store.put(make_rollout("old", version=0, turns=9))
+    store.compose(composer, update=0, epoch=epoch)  # a pool of 4, of which 2 stay pending
+    store.compose(composer, update=1, epoch=epoch)  # 2 more are read
+    store.put(make_rollout("new", version=2, turns=3))
+    last = store.compose(composer, update=2, epoch=epoch)
+    assert len(last.entry.stale) == 5  # the 2 that were pending, and 3 in the queue
+    assert [store.decided(update).drained for update in range(3)] == [4, 2, 3]
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────

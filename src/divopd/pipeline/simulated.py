@@ -27,6 +27,7 @@ from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
@@ -126,18 +127,18 @@ class SimulatedWorld:
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, version: int, learner: Learner) -> None:
-        """The explorers have the new weights at once, every `sync_interval` updates."""
+        """The explorers have the new weights at once, every `sync_interval` updates; files are for audits only."""
         self.version = version
         if is_synced(self.config, version):
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
             self.acting_version = version
+        keep_weights(self.config, self.run, version, learner)
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""
         if not is_evaluated(self.config, version) or version in self.store.evaluations():
             return
         played = self.exam.play(Interruptible(self.student, self.heed))
-        publish_weights(self.run.weights, version, learner.weights())
         record = self.exam.record(played, version=version)
         if self.store.record_evaluation(record):
             self.observer.evaluated(record)

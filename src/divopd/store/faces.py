@@ -110,7 +110,8 @@ class Ledger(Evaluations, Protocol):
         ...
 
     def decided(self, update: int) -> Decided:
-        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        """How many rollouts this update was the first to train, how many left with it without a trained turn, and how
+        many turns it drained from the queue into its pool."""
         ...
 
     def acknowledge(self, update: int, *, epoch: int) -> None:

@@ -286,7 +286,8 @@ class Store(StoreReader):
             return self._one("SELECT count(*) FROM rollouts WHERE available_at <= ?", available_by)
 
     def decided(self, update: int) -> Decided:
-        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        """How many rollouts this update was the first to train, how many left with it without a trained turn, and how
+        many turns it drained from the queue into its pool."""
         query = (
             "SELECT min(CASE t.fate WHEN 'trained' THEN t.fate_update END), max(t.fate_update IS NULL), "
             "max(t.fate_update) FROM rollouts r JOIN turns t ON t.rollout = r.number "
@@ -296,8 +297,14 @@ class Store(StoreReader):
             entry = self._entry(update)[0]
             names = {name for name, _ in (*entry.selected, *entry.stale, *entry.aged_out)}
             found = [self._db.execute(query, (name,)).fetchone() for name in names]
+            before = self._one("SELECT watermark FROM updates WHERE number = ?", update - 1, default=0)
+            read = (
+                "SELECT count(*) FROM turns WHERE arrival BETWEEN ? AND ? AND NOT (fate = 'stale' AND fate_update = ?)"
+            )
+            drained = self._one(read, before + 1, entry.watermark, update)
         used = sum(first_trained == update for first_trained, _, _ in found)
-        return Decided(used, sum(first is None and not left and last == update for first, left, last in found))
+        unused = sum(first is None and not left and last == update for first, left, last in found)
+        return Decided(used, unused, drained)
 
     def note(self, kind: str, event: dict[str, Any]) -> None:
         """Append what happened (a start, a wait, a lost environment) to the log of the run."""
