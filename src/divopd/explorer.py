@@ -222,8 +222,8 @@ def _by_policy(
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
     """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
 
-    Turns in which the teacher acted, or an action was replayed, are no rows. A turn whose prompt was cut has no token
-    that counts.
+    Turns in which the teacher acted, or an action was replayed, are no rows; the teacher's are kept beside them. A turn
+    whose prompt was cut has no token that counts.
     """
     rows = tuple(
         Turn(
