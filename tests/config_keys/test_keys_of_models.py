@@ -95,6 +95,13 @@ def test_adapters_have_the_rank(before: Run, after: Run) -> None:
         assert {value.shape[1] for name, value in run.tensors(0).items() if "lora_B" in name} == {rank}
 
 
+@changing("seed", "1", LORA)
+def test_another_seed_starts_other_adapters(before: Run, after: Run) -> None:
+    """Of the two matrices of an adapter the first one starts at random; the rest of the student is the same."""
+    old, new = before.tensors(0), after.tensors(0)
+    assert {name for name in old if not torch.equal(old[name], new[name])} == {name for name in old if "lora_A" in name}
+
+
 @changing("student.lora.alpha", "8", LORA)
 def test_alpha_scales_what_adapters_add(before: Run, after: Run) -> None:
     """An adapter adds alpha/rank times its product, so the first gradient grows with it."""

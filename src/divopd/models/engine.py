@@ -52,13 +52,19 @@ class EngineWish:
     sequences: int  # at once
     lora: Lora | None = None
     forbidden: Sequence[int] = ()  # ids that are never sampled
+    seed: int = 0  # of the random start of adapters
 
 
 def _transformers(wish: EngineWish) -> StudentEngine:
     from divopd.models.transformers_policy import TransformersPolicy
 
     return TransformersPolicy.load(
-        wish.folder, dtype=wish.dtype, device=wish.device, lora=wish.lora, forbidden=wish.forbidden
+        wish.folder,
+        dtype=wish.dtype,
+        device=wish.device,
+        lora=wish.lora,
+        seed=wish.seed,
+        forbidden=wish.forbidden,
     )
 
 

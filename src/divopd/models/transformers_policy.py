@@ -59,10 +59,14 @@ class TransformersPolicy:
         dtype: str = "float32",
         device: str = "cpu",
         lora: Lora | None = None,
+        seed: int = 0,
         max_tokens: int = 8192,
         forbidden: Items[int] = (),
     ) -> "TransformersPolicy":
-        """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network."""
+        """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network.
+
+        `seed` is of the random start of adapters.
+        """
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
@@ -77,7 +81,8 @@ class TransformersPolicy:
             tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
-        return cls(_with_lora(model.to(device), lora), tokenizer, max_tokens=max_tokens, forbidden=forbidden)
+        adapted = _with_lora(model, lora, seed=seed).to(device)
+        return cls(adapted, tokenizer, max_tokens=max_tokens, forbidden=forbidden)
 
     @property
     def device(self) -> torch.device:
@@ -191,7 +196,7 @@ def by_span(batch: Items[Sequence], values: Tensor) -> Iterable[tuple[Span, Tens
     return zip(spans, values.split([len(span.scored) for span in spans]), strict=True)
 
 
-def _with_lora(model: Any, lora: Lora | None) -> Any:
+def _with_lora(model: Any, lora: Lora | None, *, seed: int) -> Any:
     if lora is None:
         return model
     try:
@@ -201,7 +206,9 @@ def _with_lora(model: Any, lora: Lora | None) -> Any:
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():  # peft 0.21 still asks by the name that transformers 5.23 deprecates
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        return get_peft_model(model, config)
+        with torch.random.fork_rng(devices=[]):  # the model is still on the CPU: the same start on any device
+            torch.default_generator.manual_seed(seed)
+            return get_peft_model(model, config)
 
 
 @torch.no_grad()

@@ -36,7 +36,12 @@ def load_student(config: Config) -> TransformersPolicy:
     """The student as a learner trains it."""
     part, forbidden = config.student, Vocabularies(config).forbidden
     return TransformersPolicy.load(
-        model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora, forbidden=forbidden
+        model_folder(part.model),
+        dtype=part.dtype,
+        device=part.device,
+        lora=part.lora,
+        seed=config.seed,
+        forbidden=forbidden,
     )
 
 
@@ -57,6 +62,7 @@ def _wish(config: Config, part: ModelPart, model: str, *, dtype: str) -> EngineW
         context=config.prompts.max_prompt_tokens + config.explorer.max_response_tokens,
         sequences=config.explorer.rollouts_in_flight,
         lora=getattr(part, "lora", None),
+        seed=config.seed,
     )
 
 

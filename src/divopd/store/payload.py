@@ -154,11 +154,11 @@ def _teacher_turns_from_json(data: dict[str, Any]) -> tuple[TeacherTurn, ...]:
 
 
 def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
-    turn, ids, action, seen = (data[name] for name in ("turn", "response_ids", "action", "seen"))
-    numbers = all(type(number) is int and 0 <= number < 2**31 for number in (turn, *ids))
-    if not numbers or not isinstance(action, str | None) or not isinstance(seen, str):
+    number, ids, action, seen = (data[name] for name in ("turn", "response_ids", "action", "seen"))
+    whole = all(type(value) is int and 0 <= value < 2**31 for value in (number, *ids))
+    if not whole or not isinstance(action, str | None) or not isinstance(seen, str):
         raise TypeError("not a turn of the teacher")
-    return TeacherTurn(turn, tuple(ids), action, seen)
+    return TeacherTurn(number, tuple(ids), action, seen)
 
 
 def digest_of(*parts: bytes) -> bytes:
