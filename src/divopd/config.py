@@ -40,6 +40,7 @@ from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
 from divopd.models.taught import Taught, read_taught
 from divopd.prompts import PromptStyle, style_for
+from divopd.prompts.formats import FORMAT_SETTINGS
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -143,11 +144,15 @@ class ExplorerPart(Part):
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only."""
+    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only.
+
+    `until`: it gives control back when its budget of `takeover` turns is used up, or at the first progress.
+    """
 
     patience: PositiveInt = 4
     takeover: PositiveInt = 6
     warmup: NonNegativeInt = 0
+    until: Literal["budget", "progress"] = "budget"
 
 
 class CurriculumPart(Part):
@@ -336,6 +341,7 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(environment, table)
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
+    _fill(prompts, FORMAT_SETTINGS.get(str(prompts.get("format")), {}))  # a format that is asked for goes first
     taught = _taught_student(data.get("student", {}), str(name))
     if taught is not None:
         _fill(prompts, {"answer": taught.answer, "actions": taught.actions})

@@ -15,8 +15,8 @@ from divopd.environments import Environment, Observation
 from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
-from divopd.recovery import Recovery, RecoveryState
-from divopd.turns import Rollout, Turn
+from divopd.recovery import ProgressWatch, Recovery, RecoveryState
+from divopd.turns import Rollout, TeacherTurn, Turn
 
 Actor = Literal["student", "teacher"]
 
@@ -137,6 +137,7 @@ class _InFlight:
         self.turns: list[PlayedTurn] = []
         self.failure: str | None = None
         self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
+        self.progress = ProgressWatch(environment)
         try:
             self.first = self.seen = environment.reset(start.task)
         except EnvironmentFailure as failure:
@@ -162,15 +163,15 @@ class _InFlight:
     def act(self, prompt: Prompt, response: Response) -> None:
         style, actor = self.acting.style, self.actor
         action = style.parse(self.acting.codec.decode(response.ids))
-        before = self.seen
         try:
-            self.seen = style.unparsed(before) if action is None else self.environment.step(action)
+            if self.recovery and action is not None:
+                self.progress.expect(action, self.seen)
+            self.seen = style.unparsed(self.seen) if action is None else self.environment.step(action)
+            if self.recovery:
+                self.recovery.record(actor, progress=self.progress.made(action, self.seen))
         except EnvironmentFailure as failure:  # it costs this rollout, which has failed
             self.failure = str(failure)
             self.seen = Observation(str(failure), done=True)
-        if self.recovery:
-            last_action = self.turns[-1].action if self.turns else None
-            self.recovery.record(actor, action=action, last_action=last_action, before=before, after=self.seen)
         self.turns.append(PlayedTurn(actor, prompt, response, action, self.seen))
         self.conversation.add(response.ids, action, self.seen)
 
@@ -195,7 +196,8 @@ def _by_policy(
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
     """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
 
-    Turns in which the teacher acted are no rows. A turn whose prompt was cut has no token that counts.
+    Turns in which the teacher acted are no rows: they are kept beside them. A turn whose prompt was cut has no token
+    that counts.
     """
     rows = tuple(
         Turn(
@@ -216,4 +218,9 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
         for index, turn in enumerate(played.turns)
         if turn.actor == "student"
     )
-    return Rollout(name, rows) if rows else None
+    taught = tuple(
+        TeacherTurn(index, tuple(turn.response.ids), turn.action, turn.seen.text)
+        for index, turn in enumerate(played.turns)
+        if turn.actor == "teacher"
+    )
+    return Rollout(name, rows, taught) if rows else None

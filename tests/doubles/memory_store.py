@@ -14,7 +14,7 @@ from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.store import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, Ledger, Queue
-from divopd.turns import Fate, FateKind, Rollout, Turn
+from divopd.turns import Fate, FateKind, Rollout, TeacherTurn, Turn
 
 
 class MemoryStore:
@@ -65,6 +65,9 @@ class MemoryStore:
         self.arrivals += [replace(turn, available_at=available_at) for turn in rollout.turns]
         self.fate |= {turn.key: Fate("queued") for turn in rollout.turns}
         return True
+
+    def teacher_turns(self, rollout: str) -> tuple[TeacherTurn, ...]:
+        return self.rollout[rollout].teacher_turns
 
     def outcomes(self, *, after: int) -> list[Outcome]:
         return [

@@ -67,7 +67,7 @@ def test_settings_are_those_of_the_paper(
     """The numbers of specification §11, and the shared ones, are what the files say."""
     config = load_config(CONFIGS / setting / "divopd-r.yaml")
     assert config.composer.cap == cap
-    assert tuple(config.recovery.model_dump().values()) == recovery
+    assert tuple(config.recovery.model_dump().values()) == (*recovery, "budget")
     assert (config.environment.horizon, config.learner.updates, config.curriculum.growth) == (horizon, updates, growth)
     assert config.evaluation.target == target
     shared = config.composer

@@ -34,9 +34,17 @@ class Item:
 
 
 def _control(
-    name: str, title: str, where: str, *, arm: str, base: str, measures: tuple[str, ...], costs: tuple[str, ...] = ()
+    name: str,
+    title: str,
+    where: str,
+    *,
+    arm: str,
+    base: str,
+    measures: tuple[str, ...],
+    costs: tuple[str, ...] = (),
+    note: str = "",
 ) -> Item:
-    build = partial(controls.control, arm=arm, base=base, measures=measures, costs=costs)
+    build = partial(controls.control, arm=arm, base=base, measures=measures, costs=costs, note=note)
     arms = tuple(dict.fromkeys(("vanilla", base, arm)))
     return Item(name, title, where, arms, build, needs=(arm, base))
 
@@ -78,6 +86,7 @@ ITEMS = {
             arm="divopd-base",
             base="vanilla-wide",
             measures=("peak", "best_five", "final"),
+            note="vanilla-wide composes exactly vanilla's batches if W ≥ δ − 1: an empty control here (see claims.md).",
         ),
         _control(
             "focus",

@@ -1,6 +1,7 @@
 """Training rollouts as the config wants them: which task comes next, how deep it may go, who may help."""
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -52,7 +53,7 @@ class TrainingRollouts:
     @cached_property
     def _tasks(self) -> list[str]:
         environment = self.config.environment
-        return tasks(environment.name, environment.train_split, **environment.settings)
+        return in_order_of(self.config.seed, tasks(environment.name, environment.train_split, **environment.settings))
 
     def hear(self, arrivals: Callable[[int], Iterable[Outcome]]) -> None:
         """Tell the curriculum of what has arrived since the last time, if it learns; `arrivals` takes a number."""
@@ -61,7 +62,7 @@ class TrainingRollouts:
             self._heard = outcome.number
 
     def start(self, number: int, *, version: int) -> Start:
-        """Rollout number `number`: training tasks cycle in a fixed order; a curriculum may limit the depth."""
+        """Rollout number `number`: training tasks cycle in the seed's order; a curriculum may limit the depth."""
         depth = self.curriculum.depth(number, version=version)
         return Start(number, self._tasks[number % len(self._tasks)], depth)
 
@@ -101,6 +102,11 @@ class TrainingRollouts:
                 f"the last {self._failures} rollouts broke off, the last one of task {played.start.task}: "
                 f"{played.failure}; see that `divopd play {name}` works, then go on with --resume"
             )
+
+
+def in_order_of(seed: int, training: Sequence[str]) -> list[str]:
+    """Training tasks in the order in which runs of this seed repeat them, whatever the method (specification §6.1)."""
+    return random.Random(seed).sample(training, len(training))
 
 
 def has_room(backlog: int, bound: int | None) -> bool:
