@@ -14,6 +14,9 @@ from divopd.report.seeds import Interval, interval_of
 Settings = Mapping[str, SettingResults]
 Audits = dict[str, dict[str, Any]]  # by seed
 SOURCE = "divopd"  # the arm whose turns are audited
+RATIO_NOTE = (
+    "Scored/trained: in valid tokens, without dead rows. A dash: stored results of before, which counted whole rows."
+)
 
 
 def audits_of(results: SettingResults, name: str) -> Audits:
@@ -52,7 +55,7 @@ def utilization(settings: Settings) -> Made:
         ]
         limit = _over(audits, lambda a: 100 * next(iter(a.values()))["utilization"]["unreachable"])
         rows.append(["no composer below", cell(limit), "", "", ""])
-        return Sheet(f"{title}: turns of {SOURCE} runs replayed", UTILIZATION_HEADS, rows)
+        return Sheet(f"{title}: turns of {SOURCE} runs replayed", UTILIZATION_HEADS, rows, notes=[RATIO_NOTE])
 
     made = _made(settings, "utilization", sheet)
     own = [_own_use(SETTINGS[name].title, one) for name, one in settings.items() if one.of(UNCAPPED)]
@@ -220,11 +223,8 @@ def cost(settings: Settings) -> Made:
         heads = ["method", "tokens\nto τ", "learner\nto τ", "elapsed\nto τ", "scored/\ntrained", "not\ntrained %"]
         seconds = ["learner\ntrains s", "learner\nwaits s", "explorers\ns", "teacher\ns"]
         title = f"{SETTINGS[name].title} (seconds per update, virtual)"
-        sheets.append(Sheet(title, [*heads, *seconds], rows, notes=[COST_NOTE]))
+        sheets.append(Sheet(title, [*heads, *seconds], rows, notes=[RATIO_NOTE]))
     return Made(sheets, data, partial(audit_figures.draw_cost, shown), pictured=SETTINGS[first].title)
-
-
-COST_NOTE = "Scored/trained and not trained: in valid tokens, without dead rows. A dash: an old result of whole rows."
 
 
 def _mean_of(values: list[Any]) -> Any:

@@ -150,13 +150,16 @@ class SimulatedWorld:
         began, size = self.elapsed_s, self.config.composer.batch_size
         limit_s = self.config.learner.max_wait_s
         limit = began + limit_s
-        while self.rollouts_put < self.store.rollouts(available_by=update):
-            self._next_arrival()  # a resume comes to the moment up to which the run had got
         starved, turns = 0.0, self.turns_put
+        while self.rollouts_put < self.store.rollouts(available_by=update):
+            # a resume comes to the moment up to which the run had got
+            rows, before = self.store.rows(composer, update=update, arrived=self.turns_put), self.elapsed_s
+            self._next_arrival()
+            starved += 0.0 if rows else self.elapsed_s - before
         if update < self.store.updates:
             if len(self.store.journal(update).selected) < size:  # it was the limit that ended the wait
                 self._explore(until=max(limit, self.elapsed_s), waiting=True)
-            return Waited(self.elapsed_s - began)
+            return Waited(self.elapsed_s - began, starved)
         while (rows := self.store.rows(composer, update=update)) < size:
             self._wake()
             if self._next_end() >= limit and rows:

@@ -167,14 +167,15 @@ class Store(StoreReader):
         with self._transaction():
             return self._one("UPDATE state SET epoch = epoch + 1 RETURNING epoch")
 
-    def rows(self, composer: Composer, *, update: int) -> int:
+    def rows(self, composer: Composer, *, update: int, arrived: int | None = None) -> int:
         """How many rows this composer could choose from now: by it a learner knows whether to wait.
 
-        Stale turns do not count, and for a composer with a gate neither do invalid ones.
+        Stale turns do not count, and for a composer with a gate neither do invalid ones. With `arrived`, how many there
+        were before this update was composed, when so many turns had arrived.
         """
         oldest = composer.oldest_version(update)
         with self.snapshot():
-            pool = self._read_pool(composer, update)
+            pool = self._read_pool(composer, update) if arrived is None else self._past_pool(composer, update, arrived)
         return sum(turn.version >= oldest and (turn.reason is None or not composer.gated) for turn in pool)
 
     def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
@@ -230,6 +231,13 @@ class Store(StoreReader):
         fresh = composer.read(available(map(stored_turn, queue), update=update), update=update, pending=pending)
         queue.close()
         return pending + fresh
+
+    def _past_pool(self, composer: Composer, update: int, arrived: int) -> list[StoredTurn]:
+        """What `_read_pool` gave before this update was composed, when so many turns had arrived."""
+        before = self._one("SELECT watermark FROM updates WHERE number = ?", update - 1, default=0)
+        pending = self.pending_after(update - 1) if update else []
+        queue = self._stored(BY_ARRIVAL + "WHERE t.arrival BETWEEN ? AND ? ORDER BY t.arrival", before + 1, arrived)
+        return pending + composer.read(available(queue, update=update), update=update, pending=pending)
 
     def _check_epoch(self, epoch: int) -> None:
         current = self._one("SELECT epoch FROM state")
