@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -21,16 +21,21 @@ from divopd.audits.retention import audit_retention
 from divopd.audits.selection import Rejected, audit_selection
 from divopd.audits.stability import correlation, spearman, top_k_overlap
 from divopd.audits.subject import NO_CAP, Subject, depth_of, load_subject
+from divopd.audits.table import AUDITS
 from divopd.audits.timing import audit_time, time_of
-from divopd.audits.utilization import audit_utilization
+from divopd.audits.utilization import audit_uncapped, audit_utilization
 from divopd.cli import main
 from divopd.composers import Settings
 from divopd.errors import InputError
-from divopd.replay import recording_of
+from divopd.methods import make_composer
+from divopd.replay import journal_replay, recording_of
+from divopd.report.runs import utilization_so_far
 from divopd.store import Store
+from divopd.store.views import StoreViews
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import Turn, write_turns
 from doubles.small_records import make_update_record
+from fake_runs import make_run
 
 
 def make_turn(rollout: str, turn: int, *, score: float, success: bool, version: int = 0, tokens: int = 2) -> Turn:
@@ -67,10 +72,21 @@ def test_utilization_counts_rollouts(two_rollouts: Path) -> None:
     """Four slots: arrival order gives all to the first rollout, coverage two to each; both could have been reached."""
     used = audit_utilization(load_subject(two_rollouts, **NUMBERS))
     assert used["vanilla"].utilization.never_selected == 0.5
-    assert used[NO_CAP].utilization.never_selected == 0.5
+    assert used[f"divopd-base{NO_CAP}"].utilization.never_selected == 0.5
     assert used["divopd"].utilization.never_selected == used["divopd"].utilization.unreachable == 0.0
     assert used["divopd"].utilization.gini == 0.0
     assert used["divopd"].effective_rollouts == pytest.approx(2)
+
+
+def test_an_empty_batch_is_an_update(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Of five updates the last two count: one is empty, and one has a single rollout. In the table of a replay, too."""
+    turns = [make_turn(name, 0, score=1.0, success=True) for name in "abc"]
+    write_turns(tmp_path / "t.jsonl", [*turns, make_turn("d", 0, score=1.0, success=True, version=4)])
+    used = audit_utilization(load_subject(tmp_path / "t.jsonl"))
+    assert {(one.effective_rollouts, one.top1_share) for one in used.values()} == {(0.5, 0.5)}
+    assert main(["replay", str(tmp_path / "t.jsonl"), "--method", "vanilla"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["vanilla"]]
+    assert line.split()[3:5] == ["0.5", "50.0%"]
 
 
 def test_selection_sorts_by_depth_and_outcome(two_rollouts: Path) -> None:
@@ -232,6 +248,13 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["retenton", path], "did you mean 'retention'?"),
         (["selection", str(tmp_path / "none")], "no such run or recording"),
         (["selection", path, "--cap", "few"], "--cap is 'few'"),
+        (["selection", path, "--first", "0"], "--first is '0'; expected a number, 1 or more"),
+        (["selection", path, "--first", "few"], "--first is 'few'; expected a number, 1 or more"),
+        (["ledger", path, "--first", "2"], "the ledger is checked whole"),
+        (["cost", path, "--first", "2"], "cost counts what a whole run did"),
+        (["kinds", path, "--first", "2"], "kinds counts what a whole run did"),
+        (["selection", path, "--uncapped", path], "expected `audit utilization` of one run"),
+        (["utilization", path, "--uncapped", str(tmp_path / "none")], "no such run or recording"),
     ):
         assert main(["audit", *arguments]) == 2
         assert sentence in capsys.readouterr().err
@@ -239,6 +262,64 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     for name in ("stability", "geometry"):
         assert main(["audit", name, path]) == 2
         assert "no weights of a policy version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["utilization", "selection", "retention"])
+def test_the_first_updates_are_a_recording_that_ends_there(name: str, tmp_path: Path) -> None:
+    """What arrived later is not there, and nothing is selected later; more than there are is all of them."""
+    turns = list(synthesize(PRESETS["alfworld"], updates=12, seed=0))
+    write_turns(tmp_path / "whole.jsonl", turns)
+    write_turns(tmp_path / "begin.jsonl", [turn for turn in turns if turn.available_at < 7])
+
+    def audited(file: str, **changes: Any) -> dict[str, Any]:
+        return AUDITS[name](tmp_path / file, {"batch_size": 16, **changes}, lambda _: None)
+
+    assert audited("whole.jsonl", first=7) == audited("begin.jsonl") != audited("whole.jsonl")
+    assert audited("whole.jsonl", first=99) == audited("whole.jsonl")
+
+
+def test_the_schedule_of_turnopd_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    """Looking at fewer updates does not make the run a shorter one."""
+    write_turns(tmp_path / "t.jsonl", synthesize(PRESETS["alfworld"], updates=12, seed=0))
+    assert load_subject(tmp_path / "t.jsonl", first=7).settings.total_updates == 12
+
+
+def uncapped_run(folder: Path, method: str = "divopd", *, cap: int | None = None) -> Path:
+    turns = list(synthesize(PRESETS["alfworld"], updates=9, seed=1))
+    journal_replay(turns, make_composer(method, batch_size=16, cap=cap), updates=9, run=folder)
+    return folder
+
+
+def test_divopd_without_a_cap_has_a_row_from_its_own_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The figures of that run, whole, in the table of another; the bound of the table stays that of the audited run."""
+    pytest.importorskip("matplotlib", reason="for want of the extra plots")
+    write_turns(tmp_path / "t.jsonl", synthesize(PRESETS["alfworld"], updates=8, seed=0))
+    uncapped = uncapped_run(tmp_path / "uncapped")
+    arguments = ["audit", "utilization", str(tmp_path / "t.jsonl"), "--first", "6", "--batch-size", "4"]
+    arguments += ["--out", str(tmp_path / "out")]
+    assert main([*arguments, "--json"]) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--json", "--uncapped", str(uncapped)]) == 0
+    audited = json.loads(capsys.readouterr().out)
+    own = audited.pop("divopd, no cap, own run")
+    assert audited == without
+    with StoreViews.open(uncapped) as store:
+        tallies = store.rollout_tallies(available_before=9)
+        expected = utilization_so_far(tallies, store.journal(0).settings, updates=9)
+    assert own["utilization"] == asdict(expected)
+    assert main([*arguments, "--uncapped", str(uncapped)]) == 0
+    out = capsys.readouterr().out
+    assert "divopd, no cap, own run" in out
+    bound = without["vanilla"]["utilization"]["unreachable"]
+    assert f"no composer below {bound:.1%}" in " ".join(out.split())
+    assert f"{bound:.1%}" != f"{expected.unreachable:.1%}"
+
+
+@pytest.mark.parametrize(("method", "cap"), [("divopd", 4), ("divopd-base", None)])
+def test_another_run_is_not_taken_for_an_uncapped_one(tmp_path: Path, method: str, cap: int | None) -> None:
+    run = uncapped_run(tmp_path / "run", method, cap=cap)
+    with pytest.raises(InputError, match=f"a run of {method} with cap {cap or 'none'}; expected one of divopd without"):
+        audit_uncapped(run)
 
 
 @pytest.fixture(scope="module")
@@ -278,11 +359,31 @@ def test_the_cost_of_a_run_adds_up(small_run: Path) -> None:
     """Scored tokens by fate sum to all; the learner's two kinds of seconds to the clock; explorers have theirs."""
     audit = audit_cost(small_run)
     assert sum(audit.scored_by_fate.values()) == audit.scored_tokens
-    assert audit.scored_by_fate["trained"] == audit.trained_tokens
+    assert audit.scored_by_fate["trained"] + audit.scored_by_fate["dead"] == audit.trained_tokens
     assert audit.learner_s + audit.waited_s == pytest.approx(audit.elapsed_s)
     assert audit.explorer_s is not None
     assert audit.explorer_s > audit.learner_s / 10
     assert 0 <= audit.never_trained_share < 1
+
+
+def test_dead_rows_cost_and_are_not_trained(tmp_path: Path) -> None:
+    """Vanilla's dead rows are whole rows of an update's cost; the ratio of scored to trained counts valid tokens."""
+    run = make_run(tmp_path / "run", method="vanilla")
+    with Store.open_read_only(run) as store:
+        turns = list(store.stored_turns())
+    rows = [turn for turn in turns if turn.fate.kind == "trained"]
+    dead = [turn for turn in rows if turn.reason is not None]
+    assert dead
+    audit = audit_cost(run)
+    assert audit.scored_by_fate["dead"] == sum(turn.tokens for turn in dead)
+    assert audit.scored_by_fate["trained"] == sum(turn.tokens for turn in rows) - sum(turn.tokens for turn in dead)
+    assert audit.trained_tokens == sum(turn.tokens for turn in rows)
+    scored, trained = (sum(turn.valid_tokens for turn in some) for some in (turns, rows))
+    assert audit.scored_per_trained == pytest.approx(scored / trained)
+    assert audit.never_trained_share == pytest.approx(1 - trained / scored)
+    [kind] = audit_kinds(run).values()
+    assert kind.used == len({t.rollout for t in rows if t.reason is None}) / kind.rollouts
+    assert kind.used < len({turn.rollout for turn in rows}) / kind.rollouts
 
 
 def test_on_the_virtual_clock_an_update_takes_what_its_tokens_cost(small_run: Path) -> None:

@@ -10,7 +10,7 @@ the crash are put again (which changes nothing), journalled batches are served a
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from divopd.run.durable_folder import numbered_path
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch, Store
 from divopd.teacher import Teachers
-from divopd.turns import Rollout, turn_from_json, turn_to_json
+from divopd.turns import Rollout, TeacherTurn, turn_from_json, turn_to_json
 
 
 def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: Wishes) -> None:
@@ -301,10 +301,13 @@ class SimulatedWorld:
 
 def _slot_to_json(slot: Slot) -> list[Any]:
     turns = None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]
-    return [slot.ends_at, turns, slot.generated_tokens]
+    taught = [] if slot.rollout is None else [asdict(turn) for turn in slot.rollout.teacher_turns]
+    return [slot.ends_at, turns, slot.generated_tokens, taught]
 
 
 def _slot_from_json(data: list[Any]) -> Slot:
-    ends_at, turns, generated_tokens = data
+    ends_at, turns, generated_tokens, *more = data
     rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns or ())
-    return Slot(ends_at, Rollout(rows[0].rollout, rows) if rows else None, generated_tokens)
+    kept = more[0] if more else []  # checkpoints of before have no turns of the teacher
+    taught = tuple(TeacherTurn(**turn | {"response_ids": tuple(turn["response_ids"])}) for turn in kept)
+    return Slot(ends_at, Rollout(rows[0].rollout, rows, taught) if rows else None, generated_tokens)

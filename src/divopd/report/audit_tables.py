@@ -29,11 +29,16 @@ def _utilization(figures: Mapping[str, Any]) -> Rows:
             method,
             f"{share['never_selected']:.1%}",
             f"{share['gini']:.2f}",
-            f"{share['scored_per_trained']:.2f}",
+            _ratio(share["scored_per_trained"]),
             f"{used['effective_rollouts']:.1f}",
             f"{used['top1_share']:.1%}",
         )
-    yield "no composer below", f"{share['unreachable']:.1%}", "", "", "", ""
+    bound = next(iter(figures.values()))["utilization"]["unreachable"]  # a row of another run has another one
+    yield "no composer below", f"{bound:.1%}", "", "", "", ""
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _selection(figures: Mapping[str, Any]) -> Rows:
@@ -102,8 +107,8 @@ def _geometry(figures: Mapping[str, Any]) -> Rows:
 
 
 def _cost(figures: Mapping[str, Any]) -> Rows:
-    yield "teacher tokens scored per token trained", f"{figures['scored_per_trained']:.2f}"
-    yield "scored and never trained", f"{figures['never_trained_share']:.1%}"
+    yield "valid tokens scored per valid token trained", _ratio(figures["scored_per_trained"])
+    yield "valid tokens scored and never trained", f"{figures['never_trained_share']:.1%}"
     for what, field in (
         ("tokens trained (rows whole)", "trained_tokens"),
         ("tokens the learner read", "computed_tokens"),
@@ -155,7 +160,7 @@ TABLES = {
         "utilization: the same turns, replayed with every composer",
         ["composer", "never\nselected", "Gini", "scored/\ntrained", "eff.\nrollouts", "top-1\nshare"],
         _utilization,
-        "never selected: valid rollouts without a trained turn; last two: mean of the last 40 % of batches",
+        "never selected: valid rollouts without a trained turn; last two: mean of the last 40 % of updates",
     ),
     "selection": (
         "selection: share of selected turns by depth and outcome",
