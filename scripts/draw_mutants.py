@@ -228,7 +228,8 @@ def draw(sources: dict[str, str], *, seed: int, count: int) -> list[Site]:
 def patch_of(site: Site, source: str, *, drawn: str) -> str:
     lines = source.splitlines(keepends=True), site.applied(source).splitlines(keepends=True)
     difference = difflib.unified_diff(*lines, f"a/{site.path}", f"b/{site.path}")
-    bug = f"Bug: {_one_line(site.before)} became {_one_line(site.after)} ({site.operator})\n"
+    line = lines[0][site.line - 1].strip()
+    bug = f"Bug: {_one_line(site.before)} became {_one_line(site.after)} in {line}\n"
     return f"{bug}Drawn: {drawn}\n{''.join(difference)}"
 
 
