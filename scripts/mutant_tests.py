@@ -94,8 +94,10 @@ def tests_by_line(folders: Sequence[Path]) -> dict[str, dict[int, set[str]]]:
 
 
 def test_of(context: str) -> str:
-    """The test function of a context (`FILE::TEST[CASE] (call)|FILE::TEST[CASE]`); its file where runs are shared."""
-    name = re.sub(r"( \((setup|call|teardown)\)$)|(\[.*$)", "", context.split("|")[-1])
+    """The test function of a context, `FILE::TEST[CASE]` or in a child `FILE::TEST[CASE] (call)`; where runs are
+    shared, its file.
+    """
+    name = context.partition("[")[0].partition(" (")[0]
     return name.partition("::")[0] if name.startswith(SHARED) else name
 
 

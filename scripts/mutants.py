@@ -249,9 +249,12 @@ def sound_tests(made: Sequence[Copy], mutants: Sequence[Mutant]) -> Sound:
         by_file.setdefault(test.partition("::")[0], set()).add(test)
     wanted = [[file] if file in tests else sorted(tests) for file, tests in sorted(by_file.items())]
     whole = Sound()
-    for part in on_copies(made, run_sound, wanted):
+    for tests, part in zip(wanted, on_copies(made, run_sound, wanted), strict=True):
         whole.seconds |= part.seconds
         whole.failed |= part.failed
+        failed = f", {len(part.failed)} of them fail" if part.failed else ""
+        file, taken = tests[0].partition("::")[0], sum(part.seconds.values())
+        print(f"{file:<52} {len(part.seconds):>3} tests {taken:6.1f} s{failed}", flush=True)
     return whole
 
 

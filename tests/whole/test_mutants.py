@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import draw_mutants
+import mutant_tests
 
 import mutants
 
@@ -130,3 +131,32 @@ def test_a_patch_needs_its_header(tmp_path: Path, header: str, complaint: str) -
     patch.write_text(f"{header}\n--- a/src/x.py\n+++ b/src/x.py\n@@ -1 +1 @@\n-a\n+b\n", encoding="utf-8")
     with pytest.raises(mutants.Trouble, match=complaint):
         mutants.read_mutant(patch)
+
+
+def test_the_tests_that_run_a_line_are_named_some_of_every_file() -> None:
+    """The quickest of each file, then the next of each, within the time that is enough; a slow one only if alone."""
+    seconds = {"a::1": 1.0, "a::2": 2.0, "b::1": 3.0, "c::1": 55.0, "c::2": 90.0}
+    assert mutant_tests.choose(set(seconds), seconds) == ["a::1", "b::1", "c::1"]
+    assert mutant_tests.choose({"a::2", "a::1", "b::1", "never::ran"}, seconds) == ["a::1", "b::1", "a::2"]
+    assert mutant_tests.choose({"c::2"}, seconds) == ["c::2"]
+
+
+@pytest.mark.parametrize(
+    ("context", "test"),
+    [
+        ("tests/core/test_x.py::test_a[b::c (call)]", "tests/core/test_x.py::test_a"),
+        ("tests/core/test_x.py::test_a[b|c] (call)", "tests/core/test_x.py::test_a"),
+        ("tests/core/test_x.py::test_a (setup)", "tests/core/test_x.py::test_a"),
+        ("tests/wiring/test_x.py::test_a", "tests/wiring/test_x.py"),
+        ("", ""),
+    ],
+)
+def test_whose_line_it_is(context: str, test: str) -> None:
+    """A context names a test function, in whatever process its line ran."""
+    assert mutant_tests.test_of(context) == test
+
+
+def test_the_lines_that_a_patch_changes() -> None:
+    """Counted in the file without the bug, over several places."""
+    patch = "--- a/x.py\n+++ b/x.py\n@@ -3,3 +3,2 @@\n a\n-b\n c\n@@ -9,2 +8,3 @@\n+new\n d\n-e\n+f\n"
+    assert mutant_tests.changed_lines(patch) == ("x.py", {4, 10})
