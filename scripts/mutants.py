@@ -86,12 +86,13 @@ def read_mutant(file: Path) -> Mutant:
     return Mutant(file, changed[0][0], values["Bug"][0], tuple(values["Test"]), equivalent, drawn)
 
 
-def read_mutants(only: str = "") -> list[Mutant]:
-    """All bugs whose names begin with `only`, by name."""
-    found = [read_mutant(file) for file in sorted(PATCHES.glob("*.patch")) if file.name.startswith(only)]
-    if not found:
-        raise Trouble(f"no patch of tests/mutants begins with {only!r}")
-    return found
+def read_mutants(only: Sequence[str] = ("",)) -> list[Mutant]:
+    """All bugs whose names begin with one of these, by name."""
+    files = sorted(PATCHES.glob("*.patch"))
+    for name in only:
+        if not any(file.name.startswith(name) for file in files):
+            raise Trouble(f"no patch of tests/mutants begins with {name!r}")
+    return [read_mutant(file) for file in files if file.name.startswith(tuple(only))]
 
 
 def why_not_applicable(mutant: Mutant, tree: Path) -> str | None:
@@ -138,7 +139,8 @@ class Copy:
         rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         own = {"PYTHONPATH": str(self.tree / "src"), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0", *words, *tests]
+        usual = ("-q", "-p", "no:cacheprovider", "--durations=0", "--hypothesis-profile=mutants")
+        command = [sys.executable, "-m", "pytest", *usual, *words, *tests]
         with (self.folder / "output").open("w+b") as output:
             run = subprocess.Popen(
                 command, cwd=self.tree, env=_without_git() | own, stdout=output, stderr=output, start_new_session=True
@@ -221,9 +223,11 @@ def read_junit(file: Path) -> Sound:
     """The test cases in a report of pytest; those that were skipped are left out."""
     sound = Sound()
     for case in ElementTree.parse(file).iter("testcase"):
-        path = case.get("file", "")
-        inner = case.get("classname", "").removeprefix(path.removesuffix(".py").replace("/", ".")).strip(".")
-        name = "::".join(part for part in (path, inner, case.get("name", "")) if part)
+        place = case.get("classname", "").split(".")  # its file without .py, then perhaps a class
+        size = next(
+            (n for n in range(len(place), 0, -1) if (ROOT / "/".join(place[:n])).with_suffix(".py").exists()), 0
+        )
+        name = "::".join([f"{'/'.join(place[:size])}.py", *place[size:], case.get("name", "")])
         if case.find("skipped") is None:
             sound.seconds[name] = sound.seconds.get(name, 0.0) + float(case.get("time", 0))
         if case.find("failure") is not None or case.find("error") is not None:
@@ -379,13 +383,13 @@ def run(mutants: Sequence[Mutant], *, jobs: int) -> list[Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="the bugs whose names begin so; writes no table")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="the bugs whose names begin so; writes no table")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="test runs at a time (default 2)")
     args = parser.parse_args()
     if args.jobs < 1:
         parser.error("--jobs must be 1 or more")
     try:
-        outcomes = run(read_mutants(args.only), jobs=args.jobs)
+        outcomes = run(read_mutants(args.only or ("",)), jobs=args.jobs)
     except Trouble as trouble:
         print(f"mutants: {trouble}", file=sys.stderr)
         return 2
