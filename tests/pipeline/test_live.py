@@ -55,18 +55,26 @@ class OneTensor(HashingLearner):
 def test_explorers_take_synced_versions_and_old_ones_go(models: Path, tmp_path: Path) -> None:
     """With a sync every second update and evaluations in between, explorers never see what only the evaluator wants."""
     settings = config(
-        models, clock="live", explorer={"sync_interval": 2}, evaluation={"every": 3}, learner={"updates": 12}
+        models, clock="live", explorer={"sync_interval": 2}, evaluation={"every": 3}, learner={"updates": 14}
     )
     begin_run(settings, tmp_path)
     run = RunFolder(tmp_path)
     with Store.open(tmp_path) as store:
         access = Access(settings, store, WeightsFolder(run), is_over=lambda: False, folder=run)
         world, seen = LiveWorld(access, run), []
-        for version in range(12):
+        for version in range(14):
             world.publish(version, OneTensor())
             seen.append(access.newest_version())
-    assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
-    assert run.versions() == [0, 3, 6, 8, 9, 10]  # evaluated, or among the newest three that explorers may be reading
+    assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12]
+    assert run.versions() == [
+        0,
+        3,
+        6,
+        8,
+        9,
+        10,
+        12,
+    ]  # evaluated, or among the newest three that explorers may be reading
 
 
 @pytest.mark.parametrize(
