@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,58 @@ class StuckRoom(Room):
     valid = False
 
 
+class OneTaskRoom(StuckRoom):
+    """Has one task to train on, whatever the seed."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        return Room.tasks(split)[:1] if split == "train" else Room.tasks(split)
+
+
+class JammedRoom(Room):
+    """The first two actions are not understood; each one after them changes what is allowed."""
+
+    def step(self, action: str) -> Observation:
+        seen = super().step(action)
+        return replace(seen, allowed_actions=[f"door {self.turn}"], valid=self.turn > 2)
+
+
 class WinnableRoom(Room):
     """A rollout has succeeded as soon as an action begins with `win`."""
 
     def step(self, action: str) -> Observation:
         self.turn += 1
         return self.tell("step", action, done=action.startswith("win"))
+
+
+class GuidedRoom(Room):
+    """A rollout has succeeded when it heard `help` four times, which its expert always says; not so in `train-6`."""
+
+    WAY = 4
+
+    @staticmethod
+    def expert() -> "Guide":
+        return Guide()
+
+    def reset(self, task: str) -> Observation:
+        self.helped = 0
+        return super().reset(task)
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        self.helped += action == "help"
+        return self.tell("step", action, done=self.helped == self.WAY and self.task != "train-6")
+
+
+class Guide:
+    """The expert of a GuidedRoom."""
+
+    def reset(self, observation: Observation) -> None: ...
+
+    def act(self, observation: Observation) -> str:
+        return "help"
+
+    def took(self, action: str) -> None: ...
 
 
 class ChangingRoom(StuckRoom):

@@ -42,6 +42,7 @@ def adaptive(models: Models) -> dict[str, Any]:
         explorer={"rollouts_in_flight": 1, "max_response_tokens": 5},
         evaluation={"temperature": 0.0},
         recovery={"patience": 1, "takeover": 2},  # not of this method
+        seed=9,  # its first rollouts have responses of several lengths: row weights differ
     )
 
 
@@ -76,7 +77,20 @@ def growing(models: Models) -> dict[str, Any]:
         environment={"horizon": 3},
         curriculum={"growth": 2},
         composer={"batch_size": 40},
-        explorer={"rollouts_in_flight": 16},
+        explorer={"rollouts_in_flight": 5},
+    )
+
+
+def retreating(models: Models) -> dict[str, Any]:
+    """TCOD back to front: of the expert's four actions two are replayed in the first step of 4 rollouts, then one."""
+    return settings(
+        models.student,
+        teacher=models.teacher,
+        room="GuidedRoom",
+        method="tcod-b2f",
+        environment={"horizon": 6},
+        curriculum={"retreat": 1, "rollouts_per_step": 4},
+        composer={"batch_size": 20},
     )
 
 
@@ -134,6 +148,8 @@ RUNS: dict[tuple[str, str], Callable[[Models], dict[str, Any]]] = {
     ("helped", "live"): helped,
     ("growing", "simulated"): growing,
     ("growing", "live"): growing,
+    ("retreating", "simulated"): retreating,
+    ("retreating", "live"): retreating,
     ("focused", "simulated"): focused,
     ("still", "simulated"): still,
     ("still vanilla", "simulated"): still_vanilla,

@@ -40,6 +40,7 @@ from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
 from divopd.models.taught import Taught, read_taught
 from divopd.prompts import PromptStyle, style_for
+from divopd.prompts.formats import FORMAT_SETTINGS
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -143,26 +144,50 @@ class ExplorerPart(Part):
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only."""
+    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only.
+
+    `until`: it gives control back when its budget of `takeover` turns is used up, or at the first progress.
+    """
 
     patience: PositiveInt = 4
     takeover: PositiveInt = 6
     warmup: NonNegativeInt = 0
+    until: Literal["budget", "progress"] = "budget"
 
 
 class CurriculumPart(Part):
-    """TCOD-F2B allows one turn more every `growth` explorer steps (η of specification §6.4)."""
+    """How fast TCOD moves on (specification §6.4): `growth` and `retreat` are its η.
+
+    tcod-f2b allows one turn more every `growth` explorer steps; tcod-b2f replays one expert action less every
+    `retreat`. An explorer step is `rollouts_per_step` rollouts, however many are in flight.
+    """
 
     growth: PositiveInt = 6
+    retreat: PositiveInt = 5
+    rollouts_per_step: PositiveInt = 16
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates."""
+    """The first so many `tasks` of the evaluation split, every so many updates.
+
+    `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
+    one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.
+    """
 
     every: PositiveInt = 5
     tasks: PositiveInt
     temperature: NonNegativeFloat = 0.4
     in_flight: PositiveInt = 64
+    target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
+
+
+class AuditsPart(Part):
+    """What a run keeps for `divopd audit`: `keep_last` is of how many last updates it keeps the weights before them.
+
+    The gradient geometry of the paper is that of the last 8; 0 keeps none, and then geometry cannot be audited.
+    """
+
+    keep_last: NonNegativeInt = 8
 
 
 class Costs(Part):
@@ -230,6 +255,7 @@ class Config(Part):
     recovery: RecoveryPart = RecoveryPart()
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
+    audits: AuditsPart = AuditsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 
@@ -331,6 +357,7 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(environment, table)
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
+    _fill(prompts, FORMAT_SETTINGS.get(str(prompts.get("format")), {}))  # a format that is asked for goes first
     taught = _taught_student(data.get("student", {}), str(name))
     if taught is not None:
         _fill(prompts, {"answer": taught.answer, "actions": taught.actions})

@@ -1,4 +1,7 @@
-"""How deep a training rollout may go: to the horizon, growing (TCOD-F2B) or adapted (TurnOPD); specification §6.4-6.5.
+"""Where a training rollout begins and how deep it may go (specification §6.4-6.5).
+
+It begins with its task or, in TCOD-B2F, behind actions of the expert; it goes to the horizon, or as deep as TCOD-F2B
+and TurnOPD allow.
 
 What a curriculum knows is the fold over the rollouts that have arrived in the queue, in order. It is never saved: a
 process that starts, or starts again, reads the arrivals from the store.
@@ -33,8 +36,13 @@ class Depths:
     """The numbers that curricula are made from."""
 
     horizon: int
-    rollouts_per_step: int  # rollouts that make one explorer step
-    growth: int  # explorer steps after which TCOD-F2B allows one turn more
+    rollouts_per_step: int = 16  # rollouts that make one explorer step
+    growth: int = 6  # explorer steps after which TCOD-F2B allows one turn more
+    retreat: int = 5  # explorer steps after which TCOD-B2F replays one action less
+
+    def step(self, number: int) -> int:
+        """The explorer step, counted from 1, of rollout `number`, counted from 0."""
+        return 1 + number // self.rollouts_per_step
 
 
 def outcome_of(rollout: Rollout, *, number: int) -> Outcome:
@@ -44,14 +52,19 @@ def outcome_of(rollout: Rollout, *, number: int) -> Outcome:
 
 
 class Curriculum(Protocol):
-    """How many turns the next rollouts may have."""
+    """Where the next rollouts begin, and how many turns they may have."""
 
     learns: ClassVar[bool]  # whether it wants to hear of outcomes
+    replays: ClassVar[bool]  # whether rollouts may begin with actions of the expert
 
     def __init__(self, depths: Depths) -> None: ...
 
     def depth(self, number: int, *, version: int) -> int:
         """The most turns of rollout `number`, counted from 0, which begins with this policy version."""
+        ...
+
+    def replayed(self, number: int, *, expert_actions: int) -> int:
+        """With how many of its task's `expert_actions` rollout `number` begins."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
@@ -63,29 +76,38 @@ class FullDepth:
     """Every rollout may go to the horizon."""
 
     learns: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
 
     def __init__(self, depths: Depths) -> None:
-        self.horizon = depths.horizon
+        self.depths, self.horizon = depths, depths.horizon
 
     def depth(self, number: int, *, version: int) -> int:
         del number, version
         return self.horizon
+
+    def replayed(self, number: int, *, expert_actions: int) -> int:
+        del number, expert_actions
+        return 0
 
     def observe(self, outcome: Outcome) -> None:
         del outcome
 
 
 class GrowingDepth(FullDepth):
-    """TCOD-F2B: one turn at first, one more every `growth` explorer steps, which are counted from 1."""
-
-    def __init__(self, depths: Depths) -> None:
-        super().__init__(depths)
-        self.depths = depths
+    """TCOD-F2B, front to back: one turn at first, one more every `growth` explorer steps."""
 
     def depth(self, number: int, *, version: int) -> int:
         del version
-        step = 1 + number // self.depths.rollouts_per_step
-        return min(1 + step // self.depths.growth, self.horizon)
+        return min(1 + self.depths.step(number) // self.depths.growth, self.horizon)
+
+
+class RetreatingStart(FullDepth):
+    """TCOD-B2F, back to front: at first only the expert's last action is left to do, one more every `retreat` steps."""
+
+    replays: ClassVar[bool] = True
+
+    def replayed(self, number: int, *, expert_actions: int) -> int:
+        return max(0, expert_actions - 1 - self.depths.step(number) // self.depths.retreat)
 
 
 class AdaptedDepth(FullDepth):

@@ -15,8 +15,8 @@ from divopd.environments import Environment, Observation
 from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
-from divopd.recovery import Recovery, RecoveryState
-from divopd.turns import Rollout, Turn
+from divopd.recovery import ProgressWatch, Recovery, RecoveryState
+from divopd.turns import Rollout, TeacherTurn, Turn
 
 Actor = Literal["student", "teacher"]
 
@@ -36,18 +36,25 @@ class Acting:
 
 @dataclass(frozen=True)
 class Start:
-    """A rollout to be played: `depth` is the number of turns after which it is cut."""
+    """A rollout to be played: `depth` is the number of turns after which it is cut.
+
+    It begins with the `replayed` actions, which count among its turns; then the student acts.
+    """
 
     number: int
     task: str
     depth: int
+    replayed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedTurn:
-    """One turn as it happened: who acted on which prompt, what was answered, and what was seen then."""
+    """One turn as it happened: who acted on which prompt, what was answered, and what was seen then.
 
-    actor: Actor
+    A replayed action is the expert's: its response is what would have been answered, without log probabilities.
+    """
+
+    actor: Actor | Literal["expert"]
     prompt: Prompt
     response: Response
     action: str | None
@@ -73,7 +80,8 @@ class Played:
 
     @property
     def generated_tokens(self) -> int:
-        return sum(len(turn.response.ids) for turn in self.turns)
+        """By student and teacher; a replayed action was not generated."""
+        return sum(len(turn.response.ids) for turn in self.turns if turn.actor != "expert")
 
 
 def play(
@@ -137,12 +145,16 @@ class _InFlight:
         self.turns: list[PlayedTurn] = []
         self.failure: str | None = None
         self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
+        self.progress = ProgressWatch(environment)
         try:
-            self.first = self.seen = environment.reset(start.task)
+            self.seen = environment.reset(start.task)
         except EnvironmentFailure as failure:
-            self.failure = str(failure)
-            self.first = self.seen = Observation(str(failure), done=True)
+            self._fail(failure)
+        self.first = self.seen
         self.conversation = Conversation(acting.style, acting.codec, self.first)
+        for action in start.replayed:
+            if not self.over:
+                self._replay(action)
 
     @property
     def over(self) -> bool:
@@ -162,17 +174,32 @@ class _InFlight:
     def act(self, prompt: Prompt, response: Response) -> None:
         style, actor = self.acting.style, self.actor
         action = style.parse(self.acting.codec.decode(response.ids))
-        before = self.seen
         try:
-            self.seen = style.unparsed(before) if action is None else self.environment.step(action)
-        except EnvironmentFailure as failure:  # it costs this rollout, which has failed
-            self.failure = str(failure)
-            self.seen = Observation(str(failure), done=True)
-        if self.recovery:
-            last_action = self.turns[-1].action if self.turns else None
-            self.recovery.record(actor, action=action, last_action=last_action, before=before, after=self.seen)
+            if self.recovery and action is not None:
+                self.progress.expect(action, self.seen)
+            self.seen = style.unparsed(self.seen) if action is None else self.environment.step(action)
+            if self.recovery:
+                self.recovery.record(actor, progress=self.progress.made(action, self.seen))
+        except EnvironmentFailure as failure:
+            self._fail(failure)
         self.turns.append(PlayedTurn(actor, prompt, response, action, self.seen))
         self.conversation.add(response.ids, action, self.seen)
+
+    def _replay(self, action: str) -> None:
+        """A turn of the expert: it stands in the history as if the action had been answered, and nobody is asked."""
+        ids = self.acting.codec.response_ids(self.acting.style.render(action))
+        prompt = self.conversation.prompt()
+        try:
+            self.seen = self.environment.step(action)
+        except EnvironmentFailure as failure:
+            self._fail(failure)
+        self.turns.append(PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, self.seen))
+        self.conversation.add(ids, action, self.seen)
+
+    def _fail(self, failure: EnvironmentFailure) -> None:
+        """An environment that died costs its rollout, which has failed."""
+        self.failure = str(failure)
+        self.seen = Observation(str(failure), done=True)
 
     def result(self) -> Played:
         return Played(self.start, self.first, tuple(self.turns), self.failure)
@@ -195,7 +222,8 @@ def _by_policy(
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
     """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
 
-    Turns in which the teacher acted are no rows. A turn whose prompt was cut has no token that counts.
+    Turns in which the teacher acted, or an action was replayed, are no rows. A turn whose prompt was cut has no token
+    that counts.
     """
     rows = tuple(
         Turn(
@@ -216,4 +244,9 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
         for index, turn in enumerate(played.turns)
         if turn.actor == "student"
     )
-    return Rollout(name, rows) if rows else None
+    taught = tuple(
+        TeacherTurn(index, tuple(turn.response.ids), turn.action, turn.seen.text)
+        for index, turn in enumerate(played.turns)
+        if turn.actor == "teacher"
+    )
+    return Rollout(name, rows, taught) if rows else None

@@ -1,4 +1,4 @@
-"""The methods: which composer fills a batch, what its rows weigh, how deep rollouts go, whether the teacher helps.
+"""The methods: which composer fills a batch, what its rows weigh, where rollouts begin and end, who helps.
 
 A new method is one line of METHODS and, if it has a new idea, one class or function where its kind lives: composers/,
 composers/weights.py, curricula.py. Its name is compared nowhere else.
@@ -21,7 +21,7 @@ from divopd.composers import (
 )
 from divopd.composers.composer import RowWeights, equal_rows
 from divopd.composers.weights import equal_rollouts, turn_aware
-from divopd.curricula import AdaptedDepth, Curriculum, FullDepth, GrowingDepth
+from divopd.curricula import AdaptedDepth, Curriculum, FullDepth, GrowingDepth, RetreatingStart
 from divopd.errors import InputError, UnknownNameError
 
 
@@ -34,6 +34,7 @@ class Method:
     curriculum: type[Curriculum] = FullDepth
     recovers: bool = False  # the teacher acts for a stuck student
     explorers: str = ""  # what it asks of the explorers, in words
+    bounds_budget: bool = True  # U of nAUC is the smallest last evaluated version of the runs of such methods
 
     def make_composer(self, settings: Settings) -> Composer:
         """A new composer of this method, without a pending turn."""
@@ -47,9 +48,10 @@ METHODS: dict[str, Method] = {
     "divopd-base": Method(DivOPDBase),
     "divopd": Method(DivOPD),
     "divopd-r": Method(DivOPD, recovers=True, explorers="teacher recovery"),
-    "divopd-focus": Method(DivOPDFocus, weights=equal_rollouts),
+    "divopd-focus": Method(DivOPDFocus, weights=equal_rollouts, bounds_budget=False),  # some of its runs are shorter
     "top-b": Method(TopB),
     "tcod-f2b": Method(Vanilla, curriculum=GrowingDepth, explorers="a depth curriculum"),
+    "tcod-b2f": Method(Vanilla, curriculum=RetreatingStart, explorers="expert actions replayed first, ever fewer"),
     "turnopd": Method(Vanilla, weights=turn_aware, curriculum=AdaptedDepth, explorers="adaptive depth"),
     "divopd-adaptive": Method(DivOPDAdaptive),
 }
@@ -61,6 +63,11 @@ def find_method(name: str) -> Method:
     if name not in METHODS:
         raise UnknownNameError("method", name, METHODS)
     return METHODS[name]
+
+
+def bounds_budget(name: str) -> bool:
+    """Whether runs of this method count for U of nAUC (specification §9); those of a method nobody knows do."""
+    return name not in METHODS or METHODS[name].bounds_budget
 
 
 def make_composer(method: str, **settings: Any) -> Composer:

@@ -127,7 +127,7 @@ def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout
     sequences = [[*turn.prompt_ids, *turn.response_ids] for turn in scored]
     spans = [[(len(turn.prompt_ids), turn.tokens)] for turn in scored]
     values = dict(zip((turn.key for turn in scored), teacher.score(sequences, spans), strict=True))
-    return [Rollout(rollout.id, tuple(_with_scores(turn, values) for turn in rollout.turns)) for rollout in rollouts]
+    return [replace(rollout, turns=tuple(_with_scores(turn, values) for turn in rollout.turns)) for rollout in rollouts]
 
 
 def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) -> Turn:

@@ -70,11 +70,28 @@ class Fate(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TeacherTurn:
+    """A turn in which the teacher acted for a stuck student (specification §6.3): no row, kept for the trace of a run.
+
+    `action` is None if there was none in the response; `seen` is what the environment said then.
+    """
+
+    turn: int
+    response_ids: tuple[int, ...]
+    action: str | None
+    seen: str
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """The student turns of one rollout, which enter the queue together and in turn order."""
+    """The student turns of one rollout, which enter the queue together and in turn order.
+
+    Turns of the teacher go with them into the store, and never into the queue.
+    """
 
     id: str
     turns: tuple[Turn, ...]
+    teacher_turns: tuple[TeacherTurn, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -92,6 +109,11 @@ class Rollout:
                     f"rollout {self.id!r}: turn {turn.turn} follows turn {previous}; put turns in order"
                 )
             previous = turn.turn
+        taught = [turn.turn for turn in self.teacher_turns]
+        if taught != sorted(set(taught)) or not {turn.turn for turn in self.turns}.isdisjoint(taught):
+            raise TurnFormatError(
+                f"rollout {self.id!r}: turns of the teacher are {taught}; expected rising numbers that no row has"
+            )
 
     @property
     def task(self) -> str:

@@ -63,7 +63,8 @@ def valid_mask(turn: Turn) -> Sequence[int]:
 def disagreement(turn: Turn) -> float:
     """Summed student-minus-teacher log probability over the valid tokens (specification §3), from the cached values.
 
-    The sum, not the mean: long turns rank higher on purpose (eq. 3). Only for valid turns.
+    The sum, not the mean: long turns rank higher on purpose (eq. 2, learning-need). At the version that generated the
+    turn it is |V|/β times the loss of its row (eq. 5, score-loss-equivalence). Only for valid turns.
     """
     mask = valid_mask(turn)
     assert turn.student_logprobs is not None

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from divopd.report.run_comparison import compare_runs
+from divopd.report.runs import read_run
 from divopd.turns import Turn
 from key_runs import Lab, Run, changing
+from recording_rooms import Room
 
 # ── environment ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -23,10 +26,12 @@ def test_another_environment_is_played(before: Run, after: Run) -> None:
     "environment.settings={id: 'key_gym:Quiet-v0'}",
 )
 def test_the_environments_settings_reach_training_and_evaluation(before: Run, after: Run) -> None:
-    """Training begins with seed 1,000, evaluation with seed 0, both in the environment that the setting names."""
+    """Training has seeds from 1,000 on, evaluation begins with 0, both in the environment that the setting names."""
     for run, name in ((before, "Quiet"), (after, "Loud")):
         assert {play.task.partition("-")[0] for play in run.plays} == {name}
-        assert {f"{name}-0", f"{name}-1000"} <= {play.task for play in run.plays}
+        numbers = {int(play.task.partition("-")[2]) for play in run.plays}
+        assert min(numbers) == 0
+        assert max(numbers) >= 1_000
 
 
 @changing("environment.train_split", "test")
@@ -171,6 +176,18 @@ def test_the_teacher_stays_for_so_many_turns(before: Run, after: Run) -> None:
     assert _student_turns(after) == {(0, 1)}
 
 
+@changing(
+    "recovery.until",
+    "progress",
+    *("method=divopd-r", "recovery.patience=2", "recovery.takeover=2", "composer.batch_size=4"),
+    "environment.name=$tests/recording_rooms.py:JammedRoom",
+)
+def test_the_teacher_stays_for_its_budget_or_until_progress(before: Run, after: Run) -> None:
+    """Its first action is progress: it acts in two turns all the same, or in one."""
+    assert _student_turns(before) == {(0, 1)}
+    assert _student_turns(after) == {(0, 1, 3)}
+
+
 @changing("recovery.warmup", "1", *STUCK)
 def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after: Run) -> None:
     """With a warm-up of one update, rollouts of version 0 are the student's alone."""
@@ -182,13 +199,30 @@ def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after:
 # ── curriculum ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=16", "learner.updates=2")
+@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=5", "learner.updates=6")
 def test_rollouts_grow_by_a_turn_every_so_many_explorer_steps(before: Run, after: Run) -> None:
     """An explorer step is sixteen rollouts; the first is step 1. Evaluations are as deep as ever."""
     steps = [[len(turns) for turns in after.begun[start : start + 16]] for start in (0, 16)]
     assert [set(lengths) for lengths in steps] == [{2}, {3}]
     assert {len(turns) for turns in before.begun[:32]} == {1}
     assert after.evaluations[0]["turns"] == 4
+
+
+@changing("curriculum.rollouts_per_step", "3", "method=tcod-f2b", "curriculum.growth=1")
+def test_an_explorer_step_is_so_many_rollouts_whatever_is_in_flight(before: Run, after: Run) -> None:
+    """Two are in flight; a step is sixteen rollouts unless it is said."""
+    assert {len(turns) for turns in before.begun} == {2}
+    assert [len(turns) for turns in after.begun[:7]] == [2, 2, 2, 3, 3, 3, 4]
+
+
+GUIDED = ("environment.name=$tests/recording_rooms.py:GuidedRoom", "environment.horizon=6", "method=tcod-b2f")
+
+
+@changing("curriculum.retreat", "1", *GUIDED, "curriculum.rollouts_per_step=1", "learner.updates=4")
+def test_one_expert_action_less_is_replayed_every_so_many_explorer_steps(before: Run, after: Run) -> None:
+    """Of the expert's four actions, three less what the steps since the first took off: rows begin behind them."""
+    assert [turns[0].turn for turns in before.begun[:5]] == [3, 3, 3, 3, 2]
+    assert [turns[0].turn for turns in after.begun[:5]] == [2, 1, 0, 0, 0]
 
 
 # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,6 +261,18 @@ def test_an_evaluation_plays_so_many_tasks_at_once(before: Run, after: Run) -> N
     assert _actions(after.evaluated) == _actions(before.evaluated)
 
 
+@changing("evaluation.target", "5")
+def test_a_target_is_what_a_comparison_counts_cost_to(before: Run, after: Run) -> None:
+    """It changes nothing of the run itself."""
+    compared = [compare_runs([read_run(run.folder)]) for run in (before, after)]
+    assert [one.target_origin for one in compared] == [
+        f"from the peak of {before.folder.name}",
+        "named by evaluation.target",
+    ]
+    assert compared[1].target == 5
+    assert _said(after.rows) == _said(before.rows)
+
+
 # ── seed ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -237,9 +283,23 @@ def test_another_seed_samples_other_responses(before: Run, after: Run) -> None:
     assert _actions(after.evaluated) != _actions(before.evaluated)
 
 
-@changing("seed", "1", "method=divopd-base", "explorer.temperature=0.000001")
+@changing("seed", "1")
+def test_another_seed_has_the_tasks_in_another_order(before: Run, after: Run) -> None:
+    """The same tasks, and in evaluation the same order."""
+    orders = [[play.task for play in run.explored[:7]] for run in (before, after)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == Room.tasks("train")
+    assert [play.task for play in after.evaluated] == [play.task for play in before.evaluated] == ["test-0", "test-1"]
+
+
+@changing(
+    "seed",
+    "1",
+    *("method=divopd-base", "explorer.temperature=0.000001"),
+    "environment.name=$tests/recording_rooms.py:OneTaskRoom",
+)
 def test_another_seed_composes_other_batches(before: Run, after: Run) -> None:
-    """Where responses do not depend on the seed, the draw of turns inside a rollout still does."""
+    """Where tasks and responses do not depend on the seed, the draw of turns inside a rollout still does."""
     assert _said(after.begun[0]) == _said(before.begun[0])
     assert sorted(after.first_batch) != sorted(before.first_batch)
 

@@ -16,6 +16,7 @@ from divopd.learner.torch_learner import TorchLearner
 from divopd.models.optimization import Optimization
 from divopd.models.packing import make_row, merge_rows
 from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
+from divopd.validity import why_invalid
 from token_rollouts import (
     HISTORIES,
     dead,
@@ -160,6 +161,36 @@ def test_a_batch_of_dead_rows_is_a_step_with_gradient_zero() -> None:
     assert (figures.gradient_norm, figures.loss, figures.computed_tokens) == (0.0, 0.0, 0)
     for old, new in zip(before, model.parameters(), strict=True):
         torch.testing.assert_close(new.detach(), old * (1 - 0.1 * 0.5))
+
+
+INVALID: dict[str, dict[str, Any]] = {  # each with tokens that both masks allow
+    "prompt_truncated": {"prompt_truncated": True},
+    "no_student_logprobs": {"student_logprobs": None},
+    "no_teacher_logprobs": {"teacher_logprobs": None},
+    "misaligned": {"teacher_logprobs": [-1.0]},
+    "not_finite: teacher": {"teacher_logprobs": [float("-inf")] * 5},
+    "not_finite: student": {"student_logprobs": [float("nan")] * 5},
+    "not_finite: above 0": {"teacher_logprobs": [0.5] * 5},
+}
+
+
+@pytest.mark.parametrize("reason", INVALID)
+def test_an_invalid_turn_is_a_dead_row_whatever_its_masks_say(reason: str) -> None:
+    """It adds 0 to the loss and counts in the denominator, and so does any weight that a method gives it."""
+    turns = [turn for turn in rollout("a", seed=3) if len(turn.response_ids) == 5]
+    [*others, last] = rollout("b", seed=1) + turns
+    changes = {"teacher_mask": [1] * 5, "action_mask": [1] * 5} | INVALID[reason]
+    invalid = replace(last, **changes)
+    assert why_invalid(invalid) == reason.partition(":")[0]
+    size = len(others) / (len(others) + 1)
+    model = tiny_model()
+    learner = TorchLearner(TransformersPolicy(model))
+    alone = learner.gradient(others)
+    expected = gradient(model) * size
+    beside = learner.gradient([*others, invalid], [*([1.0] * len(others)), 7.0])
+    torch.testing.assert_close(gradient(model), expected, rtol=1e-9, atol=1e-12)
+    assert beside.loss == pytest.approx(alone.loss * size, rel=1e-9)
+    assert (beside.rows, beside.dead_rows, beside.valid_tokens) == (len(others) + 1, 1, alone.valid_tokens)
 
 
 def test_broken_batches_change_no_weight() -> None:

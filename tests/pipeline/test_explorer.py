@@ -1,22 +1,24 @@
-"""Rollouts, recovery and curricula: who acts, how deep, and what becomes a row."""
+"""Rollouts and recovery: who acts, and what becomes a row."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, is_probe
-from divopd.environments import Observation
+from divopd.environments import Environment, Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
-from divopd.explorer import Acting, Start, play, play_each, rows_of
+from divopd.explorer import Acting, Played, Start, play, play_each, rows_of
 from divopd.models.policy import Response
 from divopd.models.tiny import build_tokenizer
 from divopd.prompts import Codec, style_for
-from divopd.recovery import Recovery, RecoveryState, made_progress
+from divopd.recovery import ProgressWatch, Recovery, RecoveryState
 from divopd.teacher import check_vocabularies, score_rollouts
+from divopd.turns import TeacherTurn
 from divopd.validity import why_invalid
 
 WORDS = "start wait go north win stuck nothing happens you are in room"
@@ -62,7 +64,8 @@ def codec() -> Codec:
 
 
 def acting(codec: Codec, **changes: object) -> Acting:
-    style = style_for("corridor", answer="terse", actions="unlisted", **changes.pop("style", {}))  # type: ignore[arg-type]
+    look = {"answer": "terse", "actions": "unlisted"} | changes.pop("style", {})  # type: ignore[operator]
+    style = style_for("corridor", **look)
     return Acting(style, codec, temperature=1.0, max_response_tokens=4, seed=0, **changes)  # type: ignore[arg-type]
 
 
@@ -126,80 +129,182 @@ def test_rows_of_a_scored_rollout(codec: Codec) -> None:
     assert (first.success, first.rollout_turns) == (False, 8)
 
 
-def test_the_teacher_recovers_a_stuck_student(codec: Codec) -> None:
-    """Patience 2: the student waits twice, the teacher acts; its turns are in the history and are no rows."""
-    recovering = acting(codec, recovery=Recovery(patience=2, takeover=2))
-    student, teacher = Parrot(codec, "north"), Parrot(codec, "go")
-    played = play(
-        starts(1, depth=9), recovering, student=student, teacher_of=lambda task: teacher, environments=[Corridor()]
+def play_recovering(codec: Codec, recovery: Recovery, *, student: str, environment: Environment) -> Played:
+    """One rollout of nine turns with a teacher who always goes."""
+    speaking, teacher = Parrot(codec, student), Parrot(codec, "go")
+    recovering = acting(codec, recovery=recovery)
+    [played] = play(
+        starts(1, depth=9), recovering, student=speaking, teacher_of=lambda task: teacher, environments=[environment]
     )
-    actors = [turn.actor for turn in played[0].turns]
-    assert actors == ["student", "student", "teacher", "student", "student", "teacher", "student", "student", "student"]
-    rows = rows_of(played[0], name="r0", version=0)
+    return played
+
+
+def actors_of(played: Played) -> str:
+    return "".join(turn.actor[0] for turn in played.turns)
+
+
+def test_the_teacher_keeps_control_for_its_whole_budget(codec: Codec) -> None:
+    """Patience 2: the student fails twice, the teacher acts twice, though it makes progress at once, and never again.
+
+    Its turns have numbers, count towards the depth and are in the history; they are no rows.
+    """
+    played = play_recovering(codec, Recovery(patience=2, takeover=2), student="north", environment=Corridor())
+    assert actors_of(played) == "ssttsssss"
+    rows = rows_of(played, name="r0", version=0)
     assert rows is not None
-    assert [turn.turn for turn in rows.turns] == [0, 1, 3, 4, 6, 7, 8]
-    after, before = played[0].turns[3].prompt.ids, played[0].turns[2]
+    assert [turn.turn for turn in rows.turns] == [0, 1, 4, 5, 6, 7, 8]
+    assert {turn.rollout_turns for turn in rows.turns} == {9}
+    went = tuple(codec.response_ids("go"))
+    assert rows.teacher_turns == (TeacherTurn(2, went, "go", "room 1"), TeacherTurn(3, went, "go", "room 2"))
+    [scored] = score_rollouts(Parrot(codec, ""), [rows])
+    assert scored.teacher_turns == rows.teacher_turns
+    after, before = played.turns[4].prompt.ids, played.turns[3]
     assert after[: len(before.prompt.ids) + len(before.response.ids)] == [*before.prompt.ids, *before.response.ids]
 
 
+def test_the_teacher_may_give_control_back_at_the_first_progress(codec: Codec) -> None:
+    """Until progress: it acts for one turn, comes again to a student that is stuck again, and keeps to its budget."""
+    recovery = Recovery(patience=2, takeover=2, until="progress")
+    assert actors_of(play_recovering(codec, recovery, student="north", environment=Corridor())) == "sstsstsss"
+
+
+@pytest.mark.parametrize("answer", ["terse", "think"])
+def test_replayed_actions_are_history_and_no_rows(codec: Codec, answer: Literal["terse", "think"]) -> None:
+    """Prompts are those of a rollout in which the student had said them; the turns keep their numbers."""
+    here = acting(codec, style={"answer": answer})
+    student = Parrot(codec, here.style.render("go"))
+    [guided] = play([Start(0, "t", 8, ("go", "go"))], here, student=student, environments=[Corridor()])
+    [alone] = play(starts(1), here, student=student, environments=[Corridor()])
+    assert [turn.actor for turn in guided.turns] == ["expert", "expert", "student"]
+    assert [turn.prompt.ids for turn in guided.turns] == [turn.prompt.ids for turn in alone.turns]
+    assert guided.success
+    assert guided.generated_tokens == len(student.ids)
+    rows = rows_of(guided, name="r0", version=0)
+    assert rows is not None
+    assert [(turn.turn, turn.rollout_turns) for turn in rows.turns] == [(2, 3)]
+
+
+def test_a_rollout_that_ends_while_actions_are_replayed_has_no_rows(codec: Codec) -> None:
+    """It succeeds, it is cut, or its environment dies: nobody is asked any more."""
+    nobody = Parrot(codec, "north")
+    actions = ("go", "go", "go", "go")
+    wanted = [Start(0, "t", 8, actions), Start(1, "t", 2, actions), Start(2, "broken", 8, actions)]
+    won, cut, dead = play(wanted, acting(codec), student=nobody, environments=[Corridor()])
+    assert [len(played.turns) for played in (won, cut, dead)] == [3, 2, 1]
+    assert (won.success, cut.success, dead.failure) == (True, False, "the corridor collapsed")
+    assert all(rows_of(played, name="r", version=0) is None for played in (won, cut, dead))
+
+
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(0, 6))
-def test_the_teacher_never_acts_more_than_its_budget(progress: list[bool], patience: int, takeover: int) -> None:
-    """It acts only after `patience` turns without progress, and at most `takeover` turns in a rollout."""
+def test_the_teacher_acts_once_and_for_its_budget(progress: list[bool], patience: int, takeover: int) -> None:
+    """From the turn after the first `patience` turns without progress in a row, for `takeover` turns in a row."""
     state = RecoveryState(Recovery(patience=patience, takeover=takeover))
+    acted: list[int] = []
+    for turn, moved in enumerate(progress):
+        acted += [turn] if state.teacher_acts else []
+        state.record("teacher" if state.teacher_acts else "student", progress=moved)
+    stuck = (turn for turn in range(patience, len(progress)) if not any(progress[turn - patience : turn]))
+    first = next(stuck, len(progress))
+    assert acted == list(range(first, min(first + takeover, len(progress))))
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(0, 6))
+def test_with_an_early_return_the_budget_is_the_same(progress: list[bool], patience: int, takeover: int) -> None:
+    """It acts only after `patience` turns without progress, and at most `takeover` turns in a rollout."""
+    state = RecoveryState(Recovery(patience=patience, takeover=takeover, until="progress"))
     acted = stuck = 0
     for moved in progress:
         if state.teacher_acts:
             assert stuck >= patience
         actor = "teacher" if state.teacher_acts else "student"
         acted += actor == "teacher"
-        seen = Observation("x", allowed_actions=["a"])
-        state.record(actor, action="a" if moved else None, last_action="b", before=seen, after=seen)
+        state.record(actor, progress=moved)
         stuck = 0 if moved else stuck + 1
     assert acted <= takeover
 
 
+class Hall:
+    """What is seen after each action, in order; what is allowed can be asked for, which is counted."""
+
+    def __init__(self, *seen: tuple[str, list[str]]) -> None:
+        self.seen, self.turn, self.asked = seen, 0, 0
+
+    def reset(self, task: str) -> Observation:
+        del task
+        self.turn = 0
+        return Observation(self.seen[0][0])
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        return Observation(self.seen[self.turn][0], valid=action != "north")
+
+    def valid_actions(self) -> list[str]:
+        self.asked += 1
+        return self.seen[self.turn][1]
+
+
+class SilentHall:
+    """As a hall, but nobody can ask what is allowed."""
+
+    def __init__(self, *seen: str) -> None:
+        self.hall = Hall(*((text, []) for text in seen))
+
+    def reset(self, task: str) -> Observation:
+        return self.hall.reset(task)
+
+    def step(self, action: str) -> Observation:
+        return self.hall.step(action)
+
+
+def progress_of(environment: Environment, actions: Sequence[str | None]) -> list[bool]:
+    watch, seen, made = ProgressWatch(environment), environment.reset("t"), list[bool]()
+    for action in actions:
+        if action is not None:
+            watch.expect(action, seen)
+            seen = environment.step(action)
+        made.append(watch.made(action, seen))
+    return made
+
+
 def test_what_counts_as_progress() -> None:
-    """Invalid, or the same action again with the same actions allowed: no progress."""
-    here, there = Observation("a", allowed_actions=["x", "y"]), Observation("b", allowed_actions=["x"])
-    assert not made_progress(None, last_action=None, before=here, after=here)
-    assert not made_progress("x", last_action="w", before=here, after=Observation("?", valid=False))
-    assert not made_progress("x", last_action="x", before=here, after=Observation("c", allowed_actions=["y", "x"]))
-    assert made_progress("x", last_action="x", before=here, after=there)
-    assert made_progress("x", last_action="w", before=here, after=here)
+    """Invalid, or the same action again with the same set of actions allowed, in whatever order: no progress."""
+    ways = [["a", "b"], ["a", "b"], ["b", "a"], ["a"], ["a"], ["a"], ["a"]]
+    hall = Hall(*((f"text {number}", listed) for number, listed in enumerate(ways)))
+    actions = ["go", "go", "go", None, "go", "north", "north"]
+    assert progress_of(hall, actions) == [True, False, True, False, True, False, False]
 
 
-def test_growing_depth() -> None:
-    """TCOD-F2B: min(1 + n // η, horizon) at explorer step n, counted from 1."""
-    one_by_one = GrowingDepth(Depths(horizon=4, rollouts_per_step=1, growth=6))
-    depths = [one_by_one.depth(step - 1, version=99) for step in (1, 5, 6, 12, 17, 18, 99)]
-    assert depths == [1, 1, 2, 3, 3, 4, 4]
-    ten_at_once = GrowingDepth(Depths(horizon=4, rollouts_per_step=10, growth=2))
-    assert [ten_at_once.depth(number, version=0) for number in (0, 9, 10, 29, 30)] == [1, 1, 2, 2, 3]
+def test_an_unchanged_text_is_no_unchanged_set() -> None:
+    """Where the set can be asked for, the text does not matter; where nobody tells the set, it stands for it."""
+    same_text = [("hall", ["a"]), ("hall", ["a"]), ("hall", ["b"]), ("hall", ["b"])]
+    assert progress_of(Hall(*same_text), ["go"] * 3) == [True, True, False]
+    assert progress_of(SilentHall("hall", "hall", "hall", "room"), ["go"] * 3) == [True, False, True]
 
 
-def adapted_depth(outcomes: list[Outcome], *, horizon: int, version: int = 3) -> int:
-    """The depth that TurnOPD allows after these outcomes."""
-    curriculum = AdaptedDepth(Depths(horizon=horizon, rollouts_per_step=1, growth=6))
-    for outcome in outcomes:
-        curriculum.observe(outcome)
-    return curriculum.depth(0, version=version)
+def test_what_is_allowed_is_asked_for_only_where_an_action_is_repeated(codec: Codec) -> None:
+    """Before and after the first repetition, after each further one; without recovery never. Prompts do not show it."""
+    hall = Hall(*((f"room {number}", ["secret"]) for number in range(9)))
+    assert progress_of(hall, ["go", "wait", "go", "go", "go", "wait"]) == [True, True, True, False, False, True]
+    assert hall.asked == 3
+    hall = Hall(*((f"room {number}", ["secret"]) for number in range(10)))
+    listing = acting(codec, style={"actions": "listed"})
+    [alone] = play(starts(1, depth=9), listing, student=Parrot(codec, "wait"), environments=[hall])
+    assert hall.asked == 0
+    never = Recovery(patience=9, takeover=1)
+    [watched] = play(
+        starts(1, depth=9), replace(listing, recovery=never), student=Parrot(codec, "wait"), environments=[hall]
+    )
+    assert hall.asked == 9
+    assert [turn.prompt for turn in watched.turns] == [turn.prompt for turn in alone.turns]
 
 
-def test_adapted_depth() -> None:
-    """TurnOPD: full depth without probes; then where the disagreement is, or where 80 % of the depths end."""
-    assert [v for v in range(20) if is_probe(v)] == [0, 1, 2, 8, 16]
-    assert adapted_depth([], horizon=30) == 30
-    early = [Outcome(1, version=0, success=True, disagreements=(9.0,) + (0.0,) * 3)] * 10
-    assert adapted_depth(early, horizon=30) == 3 + 1  # all successes end at depth 3
-    assert adapted_depth(early, horizon=30, version=8) == 30  # a probe
-    late = [Outcome(1, version=0, success=False, disagreements=(0.0,) * 19 + (5.0,))] * 10
-    assert adapted_depth(late, horizon=30) == 20
-    # H̄ = 0.7 · 19 + 0.3 · 3 = 14.2
-    mixed = [*late, *(outcome._replace(version=8) for outcome in early)]
-    assert adapted_depth(mixed, horizon=30) == 15
-    assert adapted_depth(late, horizon=10) == 10
-    no_probes = [outcome._replace(version=5) for outcome in early]
-    assert adapted_depth([*late, *no_probes], horizon=30) == 20
+def test_a_student_is_stuck_where_only_the_text_changes(codec: Codec) -> None:
+    """It repeats itself, and the set that no prompt shows stays the same: after two such turns it is helped."""
+    recovery = Recovery(patience=2, takeover=2)
+    resting = Hall(*((f"room {number}", ["go"]) for number in range(10)))
+    assert actors_of(play_recovering(codec, recovery, student="wait", environment=resting)) == "sssttssss"
+    moving = Hall(*((f"room {number}", [f"go {number}"]) for number in range(10)))
+    assert actors_of(play_recovering(codec, recovery, student="wait", environment=moving)) == "s" * 9
 
 
 def test_another_vocabulary_is_refused_with_what_differs(codec: Codec) -> None:

@@ -51,29 +51,52 @@ def test_every_method_of_every_setting_has_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "cap", "recovery", "horizon", "updates", "growth"),
+    ("setting", "cap", "recovery", "horizon", "updates", "paces", "target"),
     [
-        ("alfworld-1.7b", 4, (4, 6, 0), 30, 250, 6),
-        ("alfworld-4b", 4, (6, 6, 0), 30, 250, 6),
-        ("webshop-3b", 5, (4, 5, 45), 15, 150, 4),
-        ("webshop-7b", 4, (4, 4, 45), 15, 150, 4),
-        ("scienceworld-1.5b", 4, (2, 6, 120), 30, 250, 6),
-        ("scienceworld-3b", 5, (2, 6, 50), 30, 250, 6),
+        ("alfworld-1.7b", 4, (4, 6, 0), 30, 250, (6, 5), 70),
+        ("alfworld-4b", 4, (6, 6, 0), 30, 250, (6, 5), 80),
+        ("webshop-3b", 5, (4, 5, 45), 15, 150, (4, 4), 60),
+        ("webshop-7b", 4, (4, 4, 45), 15, 150, (4, 4), 85),
+        ("scienceworld-1.5b", 4, (2, 6, 120), 30, 250, (6, 5), 65),
+        ("scienceworld-3b", 5, (2, 6, 50), 30, 250, (6, 5), 85),
     ],
 )
 def test_settings_are_those_of_the_paper(
-    setting: str, cap: int, recovery: tuple[int, int, int], horizon: int, updates: int, growth: int
+    setting: str,
+    cap: int,
+    recovery: tuple[int, int, int],
+    horizon: int,
+    updates: int,
+    paces: tuple[int, int],
+    target: int,
 ) -> None:
     """The numbers of specification §11, and the shared ones, are what the files say."""
     config = load_config(CONFIGS / setting / "divopd-r.yaml")
     assert config.composer.cap == cap
-    assert tuple(config.recovery.model_dump().values()) == recovery
-    assert (config.environment.horizon, config.learner.updates, config.curriculum.growth) == (horizon, updates, growth)
+    assert tuple(config.recovery.model_dump().values()) == (*recovery, "budget")
+    assert (config.environment.horizon, config.learner.updates) == (horizon, updates)
+    curriculum = config.curriculum
+    assert (curriculum.growth, curriculum.retreat, curriculum.rollouts_per_step) == (*paces, 16)
+    assert config.evaluation.target == target
     shared = config.composer
     assert (shared.batch_size, shared.pool_multiplier, shared.max_staleness, shared.max_pending_age) == (64, 4, 2, 8)
     assert (config.prompts.max_prompt_tokens, config.explorer.max_response_tokens) == (10_240, 512)
     assert (config.learner.lr, config.learner.betas, config.learner.beta) == (1e-6, (0.9, 0.999), 1.0)
     assert config.student.dtype == "float32"
+
+
+@pytest.mark.parametrize("method", ["vanilla", "divopd-base"])
+def test_the_stress_test_of_the_producer_load_is_the_papers(method: str) -> None:
+    """150 updates with an eighth, three eighths and all of 16 rollouts; nothing else differs from the setting."""
+    for load, in_flight in (("low", 2), ("medium", 6), ("high", 16)):
+        config = load_config(CONFIGS / "alfworld-1.7b" / f"{method}-{load}-load.yaml")
+        overrides = ["learner.updates=150", f"explorer.rollouts_in_flight={in_flight}"]
+        assert config == load_config(CONFIGS / "alfworld-1.7b" / f"{method}.yaml", overrides)
+
+
+@pytest.mark.parametrize("wrong", ["73", "0", "105"])
+def test_a_target_is_a_multiple_of_five(tmp_path: Path, wrong: str) -> None:
+    assert f"evaluation.target is {wrong}; expected " in refusal(write(tmp_path, a="{}"), f"evaluation.target={wrong}")
 
 
 def test_an_uncapped_base_is_said_with_null() -> None:

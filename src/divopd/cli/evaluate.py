@@ -137,7 +137,7 @@ def _of_model(what: str, args: argparse.Namespace) -> "Config":
     find_entry(name)  # a wrong name is refused with the nearest one
     form = {"answer": args.answer, "actions": args.actions}
     config = Config.model_validate({"environment": {"name": name}, "prompts": form, "student": {"model": what}})
-    if config.prompts.answer == "think":
+    if config.prompts.answer != "terse":
         return config
     return config.model_copy(
         update={"explorer": config.explorer.model_copy(update={"max_response_tokens": TERSE_TOKENS})}

@@ -150,11 +150,12 @@ def _write_items(plan: "Plan", items: Iterable["Item"]) -> None:
 
 
 def _write_claims(plan: "Plan") -> None:
-    from divopd.experiments.claims import judge_all, write_claims
+    from divopd.experiments.claims import judge_all
+    from divopd.experiments.claims_page import sheets, write_claims
     from divopd.experiments.paper import gather
 
     judged = judge_all(gather(plan))
-    for sheet in judged.sheets():
+    for sheet in sheets(judged):
         sheet.print()
     files = write_claims(judged, plan.places.out)
     print(f"written: {', '.join(map(str, files))}", file=sys.stderr)

@@ -5,7 +5,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from divopd.experiments.arms import MAIN, SETTINGS
+from divopd.experiments.arms import MAIN, SETTINGS, UNCAPPED
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made, Sheet, cell, ratio_cell
 from divopd.report import audit_figures
@@ -52,10 +52,22 @@ def utilization(settings: Settings) -> Made:
         ]
         limit = _over(audits, lambda a: 100 * next(iter(a.values()))["utilization"]["unreachable"])
         rows.append(["no composer below", cell(limit), "", "", ""])
-        heads = ["composer", "never selected %", "Gini", "scored/trained", "effective rollouts"]
-        return Sheet(f"{title}: turns of {SOURCE} runs replayed", heads, rows)
+        return Sheet(f"{title}: turns of {SOURCE} runs replayed", UTILIZATION_HEADS, rows)
 
-    return _made(settings, "utilization", sheet)
+    made = _made(settings, "utilization", sheet)
+    own = [_own_use(SETTINGS[name].title, one) for name, one in settings.items() if one.of(UNCAPPED)]
+    return Made([*made.sheets, *own], made.data, made.draw, made.pictured)
+
+
+UTILIZATION_HEADS = ["composer", "never selected %", "Gini", "scored/trained", "effective rollouts"]
+
+
+def _own_use(title: str, results: SettingResults) -> Sheet:
+    """How runs of divopd without a cap used the turns that they themselves made."""
+    measures = {"never_selected": (1, 100.0), "gini": (2, 1.0), "scored_per_trained": (2, 1.0)}
+    cells = [cell(results.mean(UNCAPPED, of), digits, scale=scale) for of, (digits, scale) in measures.items()]
+    late = cell(results.mean(UNCAPPED, "late:effective_rollouts"))
+    return Sheet(f"{title}: on the turns of its own runs", UTILIZATION_HEADS, [[UNCAPPED, *cells, late]])
 
 
 def selection(settings: Settings) -> Made:
@@ -199,7 +211,7 @@ def cost(settings: Settings) -> Made:
                 for c in ("trained_tokens", "learner_s", "elapsed_s")
             )
             scored = cell(_over(audits, lambda a: a["scored_per_trained"]), 2)
-            unused = cell(_over(audits, lambda a: 100 * a["never_trained_share"]))
+            unused = cell(_over(audits, lambda a: a["never_trained_share"]), scale=100)
             rows.append([arm, *ratios, scored, unused, *per_update])
             if name == first:
                 shown[arm] = {
@@ -207,8 +219,12 @@ def cost(settings: Settings) -> Made:
                 }
         heads = ["method", "tokens\nto τ", "learner\nto τ", "elapsed\nto τ", "scored/\ntrained", "not\ntrained %"]
         seconds = ["learner\ntrains s", "learner\nwaits s", "explorers\ns", "teacher\ns"]
-        sheets.append(Sheet(f"{SETTINGS[name].title} (seconds per update, virtual)", [*heads, *seconds], rows))
+        title = f"{SETTINGS[name].title} (seconds per update, virtual)"
+        sheets.append(Sheet(title, [*heads, *seconds], rows, notes=[COST_NOTE]))
     return Made(sheets, data, partial(audit_figures.draw_cost, shown), pictured=SETTINGS[first].title)
+
+
+COST_NOTE = "Scored/trained and not trained: in valid tokens, without dead rows. A dash: an old result of whole rows."
 
 
 def _mean_of(values: list[Any]) -> Any:

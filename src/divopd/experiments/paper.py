@@ -86,8 +86,8 @@ def make(item: Item, results: Mapping[str, SettingResults]) -> Made | None:
 
 
 def _suffice(item: Item, results: SettingResults) -> bool:
-    audited = [one for arm in item.arms for one in results.of(arm).values() if _has_audits(item, one)]
-    return bool(audited) and all(results.of(arm) for arm in item.needs)
+    audited = {arm: [one for one in results.of(arm).values() if _has_audits(item, one)] for arm in item.arms}
+    return any(audited.values()) and all(audited[arm] for arm in item.needs)
 
 
 def _has_audits(item: Item, result: Result) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 from divopd.errors import InputError
 from divopd.experiments.wanted import Wanted, same_settings
 from divopd.methods import BASELINE
-from divopd.metrics import Utilization, mean_of_last
+from divopd.metrics import Utilization, arrival_per_drain, mean_of_last
 from divopd.records import BatchFigures, encode_update
 from divopd.report.run_comparison import CURRENCIES, Standing, compare_runs
-from divopd.report.runs import Costs, Evaluated, RunFigures, read_run
+from divopd.report.runs import Costs, Evaluated, RunFigures, drained_by, read_run
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 from divopd.store import Store
 from divopd.store.journal import Account
@@ -31,10 +31,6 @@ def result_of(wanted: Wanted, *, audits: Mapping[str, Any], seconds: float | Non
         columns = {name: [_short(one[name]) for one in told] for name in (*BATCH, *OTHERS)}
         columns["gradient_norm"] = [_short(one.learner.gradient_norm) for one in updates if one.learner]
         kinds = {version: one.by_kind for version, one in store.evaluations().items()}
-        drained = sum(
-            turn.first_seen is not None and (turn.fate.kind != "stale" or turn.fate.update != turn.first_seen)
-            for turn in store.stored_turns()
-        )
     return {
         "setting": wanted.setting,
         "method": wanted.config.method,
@@ -48,13 +44,21 @@ def result_of(wanted: Wanted, *, audits: Mapping[str, Any], seconds: float | Non
         "costs": asdict(run.costs),
         "utilization": asdict(run.utilization),
         "account": run.account._asdict(),
-        "drained": drained,
+        "drained": drained_by(updates),
         "audits": dict(audits),
     }
 
 
 def _short(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.5g}")
+
+
+def in_valid_tokens(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a utilization or a cost audit; of results that counted whole rows the ratios are not known."""
+    if "trained_valid_tokens" in figures:
+        return figures
+    ratios = figures.keys() & {"scored_per_trained", "never_trained_share"}
+    return figures | dict.fromkeys((*ratios, "scored_valid_tokens", "trained_valid_tokens"))
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,16 @@ class Result:
     run: RunFigures
     stored: dict[str, Any]
 
-    @property
+    @cached_property
     def audits(self) -> dict[str, Any]:
-        return self.stored["audits"]
+        audits = dict(self.stored["audits"])
+        if "cost" in audits:
+            audits["cost"] = in_valid_tokens(audits["cost"])
+        if "utilization" in audits:
+            rows = audits["utilization"].items()
+            used = {name: one | {"utilization": in_valid_tokens(one["utilization"])} for name, one in rows}
+            audits["utilization"] = used
+        return audits
 
     def column(self, name: str) -> list[float]:
         """A figure of every update, in order."""
@@ -77,11 +88,6 @@ class Result:
     @property
     def stale_rows(self) -> int:
         return self.run.account.stale
-
-    @property
-    def arrival_per_drain(self) -> float:
-        """Turns that entered the queue for each that the learner took from it; those skipped as stale were not."""
-        return self.run.account.put / max(1, self.stored["drained"])
 
     def late(self, name: str) -> float:
         """Mean of a figure over the last 40 % of updates."""
@@ -118,9 +124,15 @@ def _result(stored: dict[str, Any], arm: str) -> Result:
         evaluations=evaluations,
         batches=batches,
         costs=Costs(**stored["costs"]),
-        utilization=Utilization(**stored["utilization"]),
+        utilization=Utilization(**in_valid_tokens(stored["utilization"])),
         account=Account(**stored["account"]),
         dead_rows=sum(round(batch.dead_share * batch.rows) for batch in batches),
+        arrival_per_drain=arrival_per_drain(
+            put=columns["turns_put"][-1],
+            drained=stored["drained"],
+            elapsed_s=stored["costs"]["elapsed_s"],
+            waited_s=sum(columns["waited_s"]),
+        ),
     )
     return Result(arm, stored["seed"], run, stored)
 
@@ -168,8 +180,8 @@ class SettingResults:
             return _inside(result.audits, name)
         if kind == "ratio":
             return self.standings[arm, seed].ratios[name]
-        if measure in ("stale_rows", "arrival_per_drain"):
-            return getattr(result, measure)
+        if measure == "stale_rows":
+            return result.stale_rows
         if measure == "final":
             return result.run.rates[-1]
         if measure == "tokens_per_update":

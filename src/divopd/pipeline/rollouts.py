@@ -1,13 +1,14 @@
-"""Training rollouts as the config wants them: which task comes next, how deep it may go, who may help."""
+"""Training rollouts as the config wants them: which task comes next, where it begins and ends, who may help."""
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from divopd.config import Config
 from divopd.curricula import Depths, Outcome
-from divopd.environments import Environment, make_environment, tasks
-from divopd.errors import EnvironmentFailure
+from divopd.environments import Environment, Expert, expert_actions, make_environment, make_expert, tasks
+from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
@@ -30,8 +31,7 @@ class TrainingRollouts:
         self.curriculum = self.method.curriculum(
             Depths(
                 horizon=config.environment.horizon,
-                rollouts_per_step=config.explorer.rollouts_in_flight,
-                growth=config.curriculum.growth,
+                **config.curriculum.model_dump(),
             )
         )
         self._acting = Acting(
@@ -43,6 +43,7 @@ class TrainingRollouts:
         )
         self._heard = 0  # number of the last arrival that the curriculum was told of
         self._failures = 0  # in a row
+        self._expert_actions: dict[str, tuple[str, ...]] = {}  # by task
 
     @cached_property
     def _environments(self) -> list[Environment]:
@@ -52,7 +53,7 @@ class TrainingRollouts:
     @cached_property
     def _tasks(self) -> list[str]:
         environment = self.config.environment
-        return tasks(environment.name, environment.train_split, **environment.settings)
+        return in_order_of(self.config.seed, tasks(environment.name, environment.train_split, **environment.settings))
 
     def hear(self, arrivals: Callable[[int], Iterable[Outcome]]) -> None:
         """Tell the curriculum of what has arrived since the last time, if it learns; `arrivals` takes a number."""
@@ -61,9 +62,42 @@ class TrainingRollouts:
             self._heard = outcome.number
 
     def start(self, number: int, *, version: int) -> Start:
-        """Rollout number `number`: training tasks cycle in a fixed order; a curriculum may limit the depth."""
+        """Rollout number `number`: training tasks cycle in the seed's order; a curriculum may limit the depth.
+
+        It may also have the rollout begin with actions of the expert.
+        """
         depth = self.curriculum.depth(number, version=version)
-        return Start(number, self._tasks[number % len(self._tasks)], depth)
+        task = self._tasks[number % len(self._tasks)]
+        return Start(number, task, depth, self._replayed(number, task) if self.curriculum.replays else ())
+
+    def _replayed(self, number: int, task: str) -> tuple[str, ...]:
+        if task not in self._expert_actions:
+            self._expert_actions[task] = self._ask_expert(task)
+        actions = self._expert_actions[task]
+        return actions[: self.curriculum.replayed(number, expert_actions=len(actions))]
+
+    def _ask_expert(self, task: str) -> tuple[str, ...]:
+        """What the expert does in a task; nothing where the environment has no expert."""
+        if self._expert is None:
+            return ()
+        failures = 0
+        while True:
+            try:
+                return expert_actions(*self._expert, task, horizon=self.config.environment.horizon)
+            except EnvironmentFailure:  # the next reset starts the environment anew
+                failures += 1
+                if failures == FAILURES:
+                    raise
+
+    @cached_property
+    def _expert(self) -> tuple[Environment, Expert] | None:
+        """An environment of its own for the expert, which plays each task once; None: there is no expert."""
+        name, settings = self.config.environment.name, self.config.environment.settings
+        environment = make_environment(name, **settings)
+        try:
+            return environment, make_expert(name, environment)
+        except InputError:
+            return None
 
     def play_each(
         self,
@@ -101,6 +135,11 @@ class TrainingRollouts:
                 f"the last {self._failures} rollouts broke off, the last one of task {played.start.task}: "
                 f"{played.failure}; see that `divopd play {name}` works, then go on with --resume"
             )
+
+
+def in_order_of(seed: int, training: Sequence[str]) -> list[str]:
+    """Training tasks in the order in which runs of this seed repeat them, whatever the method (specification §6.1)."""
+    return random.Random(seed).sample(training, len(training))
 
 
 def has_room(backlog: int, bound: int | None) -> bool:

@@ -10,7 +10,7 @@ the crash are put again (which changes nothing), journalled batches are served a
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
@@ -38,7 +39,7 @@ from divopd.run.durable_folder import numbered_path
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch, Store
 from divopd.teacher import Teachers
-from divopd.turns import Rollout, turn_from_json, turn_to_json
+from divopd.turns import Rollout, TeacherTurn, turn_from_json, turn_to_json
 
 
 def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: Wishes) -> None:
@@ -126,18 +127,18 @@ class SimulatedWorld:
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, version: int, learner: Learner) -> None:
-        """The explorers have the new weights at once, every `sync_interval` updates."""
+        """The explorers have the new weights at once, every `sync_interval` updates; files are for audits only."""
         self.version = version
         if is_synced(self.config, version):
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
             self.acting_version = version
+        keep_weights(self.config, self.run, version, learner)
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""
         if not is_evaluated(self.config, version) or version in self.store.evaluations():
             return
         played = self.exam.play(Interruptible(self.student, self.heed))
-        publish_weights(self.run.weights, version, learner.weights())
         record = self.exam.record(played, version=version)
         if self.store.record_evaluation(record):
             self.observer.evaluated(record)
@@ -300,10 +301,13 @@ class SimulatedWorld:
 
 def _slot_to_json(slot: Slot) -> list[Any]:
     turns = None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]
-    return [slot.ends_at, turns, slot.generated_tokens]
+    taught = [] if slot.rollout is None else [asdict(turn) for turn in slot.rollout.teacher_turns]
+    return [slot.ends_at, turns, slot.generated_tokens, taught]
 
 
 def _slot_from_json(data: list[Any]) -> Slot:
-    ends_at, turns, generated_tokens = data
+    ends_at, turns, generated_tokens, *more = data
     rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns or ())
-    return Slot(ends_at, Rollout(rows[0].rollout, rows) if rows else None, generated_tokens)
+    kept = more[0] if more else []  # checkpoints of before have no turns of the teacher
+    taught = tuple(TeacherTurn(**turn | {"response_ids": tuple(turn["response_ids"])}) for turn in kept)
+    return Slot(ends_at, Rollout(rows[0].rollout, rows, taught) if rows else None, generated_tokens)

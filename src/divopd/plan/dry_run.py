@@ -298,7 +298,7 @@ def _check_disk(plan: Plan, parts: dict[str, int], out: Path) -> None:
     if total > free:
         plan.lack(
             f"disk: the run writes about {in_bytes(total)}, but only {in_bytes(free)} are free at {out}; choose "
-            "another --out, or raise evaluation.every"
+            "another --out, raise evaluation.every, or lower audits.keep_last"
         )
 
 

@@ -210,7 +210,13 @@ def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Fo
         "store": int(expected.turns * row),
         "checkpoints": CHECKPOINTS * (weights + optimizer),
         "weights": (evaluations + RECENT_VERSIONS) * weights,
+        **({"weights for audits": _audited_versions(config) * weights} if config.audits.keep_last else {}),
     }
+
+
+def _audited_versions(config: Config) -> int:
+    """Versions kept for audits, the one that the learner holds among them; some may be counted twice, as evaluated."""
+    return min(config.audits.keep_last + 1, config.learner.updates)
 
 
 def _trained_parameters(config: Config, student: ModelFacts) -> int:

@@ -34,7 +34,8 @@ class Codec:
         whole = self._render([system, user, answer, later], (_SYSTEM, _USER, _ANSWER, _LATER))
         pieces = [self._control_ids(piece) for piece in whole]
         self.open_system, self.open_user, _, self.close_response, self.open_response = pieces
-        self.open_user_first = self._control_ids(self._render([user], (_USER,))[0])
+        first = self._render([user], (_USER,))[0]
+        self.open_user_first = self._control_ids(first)
         if not self.close_response or not self.open_response:
             raise AlignmentError(
                 "the chat template puts nothing around a response; expected marks that end and begin it"
@@ -44,6 +45,9 @@ class Codec:
         self._forged = frozenset(control.values())
         spelled = "|".join(re.escape(text) for text in sorted(control, key=len, reverse=True))
         self._spelled = re.compile(spelled or "(?!)")
+        # the template's text before a lone user message, without the plain words after its last control token
+        end = max((found.end() for found in self._spelled.finditer(first)), default=0)
+        self._before_message, self._message_opens = self._control_ids(first[:end]), first[end:]
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of plain text. Whatever the text spells, no control token is among them."""
@@ -51,6 +55,14 @@ class Codec:
         ids = [id_ for piece in self._cut(clean) for id_ in self._tokenizer.encode(piece, add_special_tokens=False)]
         # a normaliser may still have made one out of look-alike characters: it is left out
         return [id_ for id_ in ids if id_ not in self._forged]
+
+    def message_ids(self, text: str) -> list[int]:
+        """The prompt that is this one user message, encoded as the tokenizer encodes the whole template.
+
+        A text that begins with a line break merges with the break before it: encoded piece by piece it would be
+        other tokens than those on which a model with such a format was trained.
+        """
+        return [*self._before_message, *self.text_ids(self._message_opens + text), *self.open_response]
 
     def response_ids(self, text: str) -> list[int]:
         """A response as a policy would sample it: plain text and the stop token."""

@@ -1,6 +1,6 @@
 """One run's folder as the figures that a comparison, a picture or a summary needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
 from divopd.errors import InputError
-from divopd.metrics import Utilization, utilization_of_counts
+from divopd.metrics import Utilization, arrival_per_drain, utilization_of_counts
 from divopd.records import BatchFigures, Clock, UpdateRecord
 from divopd.report.fates import shown_fates
 from divopd.store import is_store, store_path
@@ -22,7 +22,7 @@ from divopd.store.views import RolloutTally, StoreViews
 class Costs:
     """What a run had cost when it came to a policy version: the currencies of specification §9."""
 
-    trained_tokens: int = 0  # of every row whole, as the paper counts them
+    trained_tokens: int = 0  # of every row whole, prompt and response: the cost of updates
     computed_tokens: int = 0  # read by the learner, shared prefixes once
     learner_s: float = 0.0
     elapsed_s: float = 0.0
@@ -55,6 +55,7 @@ class RunFigures:
     utilization: Utilization
     account: Account
     dead_rows: int  # of the trained turns of the account
+    arrival_per_drain: float | None  # None: its records are older than this figure
 
     @property
     def fates(self) -> dict[str, int]:
@@ -120,6 +121,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         utilization=used,
         account=account,
         dead_rows=dead_rows,
+        arrival_per_drain=arrival_per_drain_of(updates),
     )
 
 
@@ -139,6 +141,23 @@ def costs_by_version(updates: Mapping[int, UpdateRecord]) -> dict[int, Costs]:
     }
 
 
+def arrival_per_drain_of(updates: Mapping[int, UpdateRecord]) -> float | None:
+    """Arrivals by drains up to the last of these records; None where an update did not record what it drained."""
+    last = updates[max(updates)]
+    return arrival_per_drain(
+        put=last.queue.turns_put,
+        drained=drained_by(updates.values()),
+        elapsed_s=last.elapsed_s,
+        waited_s=sum(record.waited_s for record in updates.values()),
+    )
+
+
+def drained_by(updates: Iterable[UpdateRecord]) -> int | None:
+    """All turns that these updates read into their pools; None where one of them did not record it."""
+    drained = [record.queue.drained for record in updates]
+    return None if None in drained else sum(turns for turns in drained if turns)
+
+
 def costs_at(version: int, costs: Mapping[int, Costs]) -> Costs:
     """The costs of a version, or of the last one before it whose figures were recorded."""
     return costs[version] if version in costs else costs[max(known for known in costs if known <= version)]
@@ -150,7 +169,7 @@ def utilization_so_far(rollouts: Sequence[RolloutTally], settings: Settings, *, 
     windows = [(rollout.available_at, rollout.version + settings.max_staleness) for rollout in valid]
     return utilization_of_counts(
         [rollout.trained_turns for rollout in valid],
-        scored=sum(rollout.scored_tokens for rollout in rollouts),
-        trained=sum(rollout.trained_tokens for rollout in rollouts),
+        scored=sum(rollout.valid_tokens for rollout in rollouts),
+        trained=sum(rollout.trained_valid_tokens for rollout in rollouts),
         reachable=offline_bound(windows, batch_size=settings.batch_size, updates=updates),
     )

@@ -7,13 +7,16 @@ come back as they were: whether a turn is valid is not this module's question.
 
 import json
 import struct
+from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
-from divopd.turns import MAX_LINE_BYTES, Rollout, Turn
+from divopd.turns import MAX_LINE_BYTES, Rollout, TeacherTurn, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
+TEACHER_TURNS_FORMAT = 1
 _HEADER = struct.Struct("<B6idq")
 _LISTS = (
     ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
@@ -89,7 +92,9 @@ def encode_rollout(rollout: Rollout) -> bytes:
     """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
     payloads = [encode_turn(turn) for turn in rollout.turns]
     turns = [(t.turn, t.version, t.available_at, len(data)) for t, data in zip(rollout.turns, payloads, strict=True)]
-    head = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
+    head: dict[str, Any] = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
+    if rollout.teacher_turns:
+        head["teacher_turns"] = _teacher_turns_to_json(rollout.teacher_turns)
     return b"".join([json.dumps(head).encode(), b"\n", *payloads])
 
 
@@ -103,7 +108,38 @@ def decode_rollout(content: bytes) -> Rollout:
         identity = whose | {"turn": number, "version": version, "available_at": available_at}
         turns.append(decode_turn(content[start : start + size], **identity))
         start += size
-    return Rollout(head["rollout"], tuple(turns))
+    taught = _teacher_turns_from_json(head["teacher_turns"]) if "teacher_turns" in head else ()
+    return Rollout(head["rollout"], tuple(turns), taught)
+
+
+def encode_teacher_turns(turns: Sequence[TeacherTurn]) -> bytes:
+    """The turns of the teacher in one rollout; nothing if there are none."""
+    if not turns:
+        return b""
+    return json.dumps(_teacher_turns_to_json(turns), separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_teacher_turns(content: bytes) -> tuple[TeacherTurn, ...]:
+    """The turns of `encode_teacher_turns`; anything else raises a ValueError, KeyError or TypeError."""
+    return _teacher_turns_from_json(json.loads(content)) if content else ()
+
+
+def _teacher_turns_to_json(turns: Sequence[TeacherTurn]) -> dict[str, Any]:
+    return {"format": TEACHER_TURNS_FORMAT, "turns": [asdict(turn) for turn in turns]}
+
+
+def _teacher_turns_from_json(data: dict[str, Any]) -> tuple[TeacherTurn, ...]:
+    if data["format"] != TEACHER_TURNS_FORMAT:
+        raise ValueError(f"turns of the teacher in format {data['format']}")
+    return tuple(_teacher_turn(turn) for turn in data["turns"])
+
+
+def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
+    turn = TeacherTurn(data["turn"], tuple(data["response_ids"]), data["action"], data["seen"])
+    numbers = all(type(number) is int and 0 <= number < 2**31 for number in (turn.turn, *turn.response_ids))
+    if not numbers or not isinstance(turn.action, str | None) or not isinstance(turn.seen, str):
+        raise TypeError("not a turn of the teacher")
+    return turn
 
 
 def digest_of(*parts: bytes) -> bytes:
