@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -43,14 +43,15 @@ include = {include}
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     from coverage import Coverage
 
     current = Coverage.current()
     assert current is not None, "started by `measure`"
     current.switch_context(item.nodeid)
-    yield
+    result = yield
     current.switch_context("")
+    return result
 
 
 # ── measuring ─────────────────────────────────────────────────────────────────────────────────────────────────────
