@@ -1,6 +1,7 @@
-"""Planted bugs: every patch applies, a draw follows from its seed, and the runner judges rightly."""
+"""Planted bugs: every patch applies, those that were drawn are the draw of the seed, and the runner judges rightly."""
 
 import ast
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -42,9 +43,23 @@ def test_every_test_of_a_bug_is_there() -> None:
     assert {test.partition("[")[0] for test in named} <= functions | files
 
 
-def test_no_bug_is_there_twice() -> None:
+def test_there_are_enough_bugs_and_enough_were_drawn() -> None:
+    """At least 100 in all, 60 of them by chance, and no two the same."""
+    assert len(ALL) >= 100
+    assert sum(mutant.drawn is not None for mutant in ALL) >= 60
     changes = [mutant.file.read_text(encoding="utf-8").partition("\n--- ")[2] for mutant in ALL]
     assert len(set(changes)) == len(changes)
+
+
+def test_what_was_drawn_is_the_draw_of_the_seed() -> None:
+    """All of the draw is there and nothing else; a patch may have been adapted to the code since, its origin not."""
+    drawn = [mutant.drawn for mutant in ALL if mutant.drawn]
+    [base] = {line.partition(" from ")[2].partition(",")[0] for line in drawn}
+    known = ["git", "-C", str(ROOT), "cat-file", "-e", f"{base}^{{commit}}"]
+    if subprocess.run(known, capture_output=True, check=False).returncode:
+        pytest.skip("for want of the history")
+    sites = draw_mutants.draw(draw_mutants.sources_at(base), seed=draw_mutants.SEED, count=draw_mutants.DRAWS)
+    assert drawn == [draw_mutants.drawn_line(site, number, base=base) for number, site in enumerate(sites, 1)]
 
 
 def test_operators_change_code_and_nothing_else() -> None:
