@@ -76,6 +76,7 @@ def update_record(store: Store, batch: JournaledBatch, *, clock: Clock, trained:
             invalid=len(entry.invalid),
             rollouts_used=decided.used,
             rollouts_unused=decided.unused,
+            drained=decided.drained,
         ),
         spent=Spent(
             generated_tokens=100 * version,

@@ -184,6 +184,7 @@ def pytest_configure() -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays where one looks for it
     _folder.append(Path(tempfile.mkdtemp(prefix="dv-")))  # short: paths of sockets may not be long
     os.environ["TMPDIR"] = tempfile.tempdir = str(_folder[0])
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # torch compiles at once, not in a pool that stays
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     tracker = multiprocessing.resource_tracker._resource_tracker  # a process that Python itself starts and ends

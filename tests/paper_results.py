@@ -53,6 +53,8 @@ def store_result(
             "never_selected": 0.5,
             "unreachable": 0.1,
             "gini": 0.6,
+            "scored_valid_tokens": 400,
+            "trained_valid_tokens": 100,
             "scored_per_trained": 4.0,
         },
         "account": {"put": 60, "trained": 30, "invalid": 5, "stale": 10, "aged_out": 5, "pending": 5, "queued": 5},
@@ -78,6 +80,8 @@ def made_up_audits(recording: Path) -> dict[str, Any]:
         "updates": [update, update | {"update": 10}],
         "decided": 2,
         "focus_above_base": {"drawn": 2, "expected": 2},
+        "oracle_ratio": 1.75,
+        "swapped_pairs": 1,
     }
     lag = {"lag": 1, "turns": 50, "spearman": 0.98, "top_k_overlap": 0.95}
     lag |= {"probability_correlation": 0.97, "probability_gap": 0.01}
@@ -85,6 +89,8 @@ def made_up_audits(recording: Path) -> dict[str, Any]:
     made["cost"] = {
         "updates": UPDATES,
         "scored_by_fate": dict.fromkeys(FATES, 10),
+        "scored_valid_tokens": 400,
+        "trained_valid_tokens": 100,
         "scored_per_trained": 4.0,
         "never_trained_share": 0.7,
         "stages_s": {"forward": 1.0},

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ class StuckRoom(Room):
     """No action is understood, so a student makes no progress from its first turn on."""
 
     valid = False
+
+
+class OneTaskRoom(StuckRoom):
+    """Has one task to train on, whatever the seed."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        return Room.tasks(split)[:1] if split == "train" else Room.tasks(split)
+
+
+class JammedRoom(Room):
+    """The first two actions are not understood; each one after them changes what is allowed."""
+
+    def step(self, action: str) -> Observation:
+        seen = super().step(action)
+        return replace(seen, allowed_actions=[f"door {self.turn}"], valid=self.turn > 2)
 
 
 class WinnableRoom(Room):

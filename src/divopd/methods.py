@@ -35,6 +35,7 @@ class Method:
     curriculum: type[Curriculum] = FullDepth
     recovers: bool = False  # the teacher acts for a stuck student
     explorers: str = ""  # what it asks of the explorers, in words
+    bounds_budget: bool = True  # U of nAUC is the smallest last evaluated version of the runs of such methods
 
     def make_composer(self, settings: Settings) -> Composer:
         """A new composer of this method, without a pending turn."""
@@ -48,7 +49,7 @@ METHODS: dict[str, Method] = {
     "divopd-base": Method(DivOPDBase),
     "divopd": Method(DivOPD),
     "divopd-r": Method(DivOPD, recovers=True, explorers="teacher recovery"),
-    "divopd-focus": Method(DivOPDFocus, weights=equal_rollouts),
+    "divopd-focus": Method(DivOPDFocus, weights=equal_rollouts, bounds_budget=False),  # some of its runs are shorter
     "top-b": Method(TopB),
     "tcod-f2b": Method(Vanilla, curriculum=GrowingDepth, explorers="a depth curriculum"),
     "tcod-b2f": Method(Vanilla, curriculum=RetreatingStart, explorers="expert actions replayed first, ever fewer"),
@@ -65,6 +66,11 @@ def find_method(name: str) -> Method:
     if name not in METHODS:
         raise UnknownNameError("method", name, METHODS)
     return METHODS[name]
+
+
+def bounds_budget(name: str) -> bool:
+    """Whether runs of this method count for U of nAUC (specification §9); those of a method nobody knows do."""
+    return name not in METHODS or METHODS[name].bounds_budget
 
 
 def make_composer(method: str, **settings: Any) -> Composer:

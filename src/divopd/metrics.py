@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import exp, floor, log
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple
 
 from divopd.composers.composer import Candidate
@@ -79,9 +79,10 @@ def peak(rates: Sequence[float]) -> float:
     return max(rates)
 
 
-def final_five(rates: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the last five evaluations."""
-    return fmean(rates[-5:]), pstdev(rates[-5:])
+def final_five(rates: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1) of the last five evaluations; a single one has no deviation."""
+    last = rates[-5:]
+    return fmean(last), stdev(last) if len(last) > 1 else None
 
 
 def best_five(rates: Sequence[float]) -> float:
@@ -130,6 +131,15 @@ def geometric_mean(ratios: Iterable[float]) -> float:
     return exp(fmean(log(ratio) for ratio in ratios))
 
 
+def arrival_per_drain(*, put: int, drained: int | None, elapsed_s: float, waited_s: float) -> float | None:
+    """Turns put per second of the run, by turns drained per second in which the learner did not wait for a batch.
+
+    Drained are the turns read into the pool, stale ones not counted. None where they or the seconds are not known.
+    """
+    busy_s = elapsed_s - waited_s
+    return (put / elapsed_s) / (drained / busy_s) if drained and elapsed_s > 0 and busy_s > 0 else None
+
+
 # ── the use of experience ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -141,33 +151,37 @@ class Utilization:
     never_selected: float  # share of them without a trained turn
     unreachable: float  # the offline bound: the share that no composer could have given a slot
     gini: float  # of trained turns, over all of them
-    scored_per_trained: float  # tokens of all turns, by tokens of trained ones
+    scored_valid_tokens: int | None  # of all turns; this and the next are None in results that counted whole rows
+    trained_valid_tokens: int | None  # of the trained ones
+    scored_per_trained: float | None  # their ratio; None also where nothing was trained
 
 
 def utilization(available: Iterable[Candidate], selected: Sequence[Candidate], *, reachable: int) -> Utilization:
     """Compare the turns that were there with those that were trained; a dead row is not a trained turn."""
     counts: dict[str, int] = {}
-    scored = 0
+    scored = trained = 0
     for c in available:
-        scored += c.tokens
         if c.reason is None:
             counts[c.rollout] = 0
+            scored += c.valid_tokens
     for c in selected:
         if c.reason is None:
             counts[c.rollout] += 1
-    trained = sum(c.tokens for c in selected)
+            trained += c.valid_tokens
     return utilization_of_counts(list(counts.values()), scored=scored, trained=trained, reachable=reachable)
 
 
 def utilization_of_counts(counts: Sequence[int], *, scored: int, trained: int, reachable: int) -> Utilization:
-    """The same from the trained turns of every valid rollout, and the tokens of all turns and of the trained ones."""
+    """The same from the trained turns of every valid rollout, and the valid tokens of all turns and of the trained."""
     size = len(counts)
     return Utilization(
         rollouts=size,
         never_selected=sum(n == 0 for n in counts) / size if size else 0.0,
         unreachable=1 - reachable / size if size else 0.0,
         gini=gini(counts),
-        scored_per_trained=scored / trained if trained else 0.0,
+        scored_valid_tokens=scored,
+        trained_valid_tokens=trained,
+        scored_per_trained=scored / trained if trained else None,
     )
 
 

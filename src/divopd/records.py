@@ -69,6 +69,16 @@ class UpdateFigures:
     gradient_norm: float  # before clipping
     logprob_gap: LogprobGap | None  # None if there is no valid token
     seconds: dict[str, float]  # by stage: pack, forward, backward, step
+    masked_tokens: int = 0  # response tokens that the teacher does not know (teacher_mask is 0)
+
+    def warning(self, *, update: int) -> str | None:
+        """What to tell of tokens that the student should not have been able to sample."""
+        if not self.masked_tokens:
+            return None
+        return (
+            f"update {update}: {self.masked_tokens} response tokens are masked, because the teacher does not know "
+            "them; expected none: use an engine for the student that can forbid ids"
+        )
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class QueueFigures:
     invalid: int
     rollouts_used: int  # trained for the first time by this update
     rollouts_unused: int  # gone with this update without a trained turn
+    drained: int | None  # read into the pool by this update, not counting stale ones; None: a record from before this
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,8 @@ class UpdateRecord:
     def warning(self) -> str | None:
         """What a user should hear about this update."""
         gap = self.learner.logprob_gap if self.learner else None
-        return gap.warning(update=self.update) if gap else None
+        said = [part.warning(update=self.update) for part in (gap, self.learner) if part is not None]
+        return "; ".join(sentence for sentence in said if sentence) or None
 
 
 @dataclass(frozen=True)
@@ -227,7 +239,8 @@ def _picked(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
     values: Json = dict(decoded)
     for field in fields(kind):  # pyright: ignore[reportArgumentType] - every caller gives a dataclass
         if field.name not in decoded:
-            values[field.name] = CHECKS[field.type](data[field.name], field.name)
+            value = data.get(field.name) if field.type == int | None else data[field.name]
+            values[field.name] = CHECKS[field.type](value, field.name)
     return kind(**values)
 
 
@@ -235,6 +248,11 @@ def _whole(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}, expected a whole number")
     return value
+
+
+def _whole_or_none(value: Any, name: str) -> int | None:
+    """None: the record was written before there was such a figure."""
+    return None if value is None else _whole(value, name)
 
 
 def _number(value: Any, name: str) -> float:
@@ -250,4 +268,9 @@ def _numbers(value: Any, name: str) -> dict[str, float]:
     return {str(key): _number(item, f"{name}.{key}") for key, item in cast(Json, value).items()}
 
 
-CHECKS: dict[Any, Callable[[Any, str], Any]] = {int: _whole, float: _number, dict[str, float]: _numbers}
+CHECKS: dict[Any, Callable[[Any, str], Any]] = {
+    int: _whole,
+    int | None: _whole_or_none,
+    float: _number,
+    dict[str, float]: _numbers,
+}

@@ -3,20 +3,22 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from divopd.environments.environment import Observation
+from divopd.environments.environment import Environment, Observation, TellsActions
 from divopd.errors import InputError
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """After `patience` turns in a row without progress the teacher acts, for at most `takeover` turns in a rollout.
+    """After `patience` turns in a row without progress the teacher acts; `takeover` turns are its budget in a rollout.
 
-    Not before `warmup` learner updates.
+    `until` says when it gives control back: when its budget is used up, or at the first progress. Not before `warmup`
+    learner updates.
     """
 
     patience: int = 4
     takeover: int = 6
     warmup: int = 0
+    until: Literal["budget", "progress"] = "budget"
 
     def __post_init__(self) -> None:
         if self.patience < 1 or self.takeover < 0 or self.warmup < 0:
@@ -39,35 +41,52 @@ class RecoveryState:
         self._used = 0  # turns that the teacher has acted
         self.teacher_acts = False
 
-    def record(
-        self,
-        actor: Literal["student", "teacher"],
-        *,
-        action: str | None,
-        last_action: str | None,
-        before: Observation,
-        after: Observation,
-    ) -> None:
-        """A turn is over. The teacher keeps control until it made progress or its turns are used up."""
+    def record(self, actor: Literal["student", "teacher"], *, progress: bool) -> None:
+        """A turn is over. The teacher keeps control as long as `until` says, and never beyond its budget."""
         self._used += actor == "teacher"
-        progress = made_progress(action, last_action=last_action, before=before, after=after)
         self._stuck = 0 if progress else self._stuck + 1
-        if actor == "teacher" and progress:
+        if progress and self._recovery.until == "progress":
             self.teacher_acts = False
         elif self._stuck >= self._recovery.patience:
             self.teacher_acts = True
         self.teacher_acts = self.teacher_acts and self._used < self._recovery.takeover
 
 
-def made_progress(action: str | None, *, last_action: str | None, before: Observation, after: Observation) -> bool:
-    """False if the action was invalid, or repeats the last one and did not change what is allowed.
+class ProgressWatch:
+    """Tells whether the actions of one rollout make progress.
 
-    Where an environment does not list allowed actions, what it says stands for them.
+    What is allowed matters only where an action is repeated, and an environment may take long to tell it, so it is
+    asked only then.
     """
-    if action is None or not after.valid:
-        return False
-    return action != last_action or _situation(after) != _situation(before)
 
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._last_action: str | None = None
+        self._here: object = None  # what is allowed now, if it is known
 
-def _situation(seen: Observation) -> object:
-    return seen.text if seen.allowed_actions is None else frozenset(seen.allowed_actions)
+    def expect(self, action: str, seen: Observation) -> None:
+        """The action is about to be taken where this was seen last."""
+        if action == self._last_action and self._here is None:
+            self._here = self._situation(seen)
+
+    def made(self, action: str | None, seen: Observation) -> bool:
+        """Whether the action, after which this was seen, made progress; None is an answer without an action.
+
+        An invalid action makes none, nor does one that repeats the action before and leaves the set of allowed actions
+        as it was.
+        """
+        repeated, self._last_action = action == self._last_action, action
+        before, self._here = self._here, None
+        if action is None or not seen.valid:
+            return False
+        if not repeated or seen.done:
+            return True
+        self._here = self._situation(seen)
+        return self._here != before
+
+    def _situation(self, seen: Observation) -> object:
+        """The set of allowed actions, whether or not prompts list it; where nobody tells it, the text that was seen."""
+        allowed = seen.allowed_actions
+        if allowed is None and isinstance(self._environment, TellsActions):
+            allowed = self._environment.valid_actions()
+        return seen.text if allowed is None else frozenset(allowed)

@@ -52,7 +52,7 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """Prompt and response tokens, as the paper counts them."""
+        """Prompt and response tokens: the whole row (ours; the paper says "tokens" and no more)."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
@@ -72,15 +72,37 @@ class Fate(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TeacherTurn:
+    """A turn in which the teacher acted for a stuck student (specification §6.3): no row, kept for the trace of a run.
+
+    `action` is None if there was none in the response; `seen` is what the environment said then.
+    """
+
+    turn: int
+    response_ids: tuple[int, ...]
+    action: str | None
+    seen: str
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """The student turns of one rollout, which enter the queue together and in turn order."""
+    """The student turns of one rollout, which enter the queue together and in turn order.
+
+    Turns of the teacher go with them into the store, and never into the queue. `teacher_prompts`: what the teacher
+    reads before each response, where that is not the student's prompt. They are dropped once it has scored.
+    """
 
     id: str
     turns: tuple[Turn, ...]
+    teacher_turns: tuple[TeacherTurn, ...] = ()
+    teacher_prompts: tuple[Sequence[int], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.turns:
             raise TurnFormatError(f"rollout {self.id!r} has no turn; a rollout is put with at least one")
+        if self.teacher_prompts is not None and len(self.teacher_prompts) != len(self.turns):
+            got = f"{len(self.teacher_prompts)} prompts of the teacher for {len(self.turns)} turns"
+            raise TurnFormatError(f"rollout {self.id!r} has {got}; expected one for each turn")
         first = self.turns[0]
         previous = -1
         for turn in self.turns:
@@ -94,6 +116,11 @@ class Rollout:
                     f"rollout {self.id!r}: turn {turn.turn} follows turn {previous}; put turns in order"
                 )
             previous = turn.turn
+        taught = [turn.turn for turn in self.teacher_turns]
+        if taught != sorted(set(taught)) or not {turn.turn for turn in self.turns}.isdisjoint(taught):
+            raise TurnFormatError(
+                f"rollout {self.id!r}: turns of the teacher are {taught}; expected rising numbers that no row has"
+            )
 
     @property
     def task(self) -> str:

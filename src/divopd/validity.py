@@ -69,13 +69,14 @@ def valid_tokens(turn: Turn) -> int:
 def with_valid_tokens(rollout: Rollout) -> Rollout:
     """A scored rollout whose turns all say how many valid tokens it has."""
     total = sum(map(valid_tokens, rollout.turns))
-    return Rollout(rollout.id, tuple(replace(turn, rollout_valid_tokens=total) for turn in rollout.turns))
+    return replace(rollout, turns=tuple(replace(turn, rollout_valid_tokens=total) for turn in rollout.turns))
 
 
 def disagreement(turn: Turn) -> float:
     """Summed student-minus-teacher log probability over the valid tokens (specification §3), from the cached values.
 
-    The sum, not the mean: long turns rank higher on purpose (eq. 3). Only for valid turns.
+    The sum, not the mean: long turns rank higher on purpose (eq. 2, learning-need). At the version that generated the
+    turn it is |V|/β times the loss of its row (eq. 5, score-loss-equivalence). Only for valid turns.
     """
     mask = valid_mask(turn)
     assert turn.student_logprobs is not None

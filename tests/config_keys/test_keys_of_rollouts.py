@@ -1,9 +1,15 @@
 """Keys that decide how rollouts are played: environment, prompts, explorer, recovery, curriculum, evaluation, seed."""
 
+from pathlib import Path
+from shutil import copy
 from typing import Any
 
+from divopd.models.model_files import load_tokenizer
+from divopd.report.run_comparison import compare_runs
+from divopd.report.runs import read_run
 from divopd.turns import Turn
-from key_runs import Lab, Run, changing
+from key_runs import Lab, Run, changing, checks
+from recording_rooms import Room
 
 # ── environment ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -23,10 +29,12 @@ def test_another_environment_is_played(before: Run, after: Run) -> None:
     "environment.settings={id: 'key_gym:Quiet-v0'}",
 )
 def test_the_environments_settings_reach_training_and_evaluation(before: Run, after: Run) -> None:
-    """Training begins with seed 1,000, evaluation with seed 0, both in the environment that the setting names."""
+    """Training has seeds from 1,000 on, evaluation begins with 0, both in the environment that the setting names."""
     for run, name in ((before, "Quiet"), (after, "Loud")):
         assert {play.task.partition("-")[0] for play in run.plays} == {name}
-        assert {f"{name}-0", f"{name}-1000"} <= {play.task for play in run.plays}
+        numbers = {int(play.task.partition("-")[2]) for play in run.plays}
+        assert min(numbers) == 0
+        assert max(numbers) >= 1_000
 
 
 @changing("environment.train_split", "test")
@@ -88,6 +96,24 @@ def test_an_answer_without_its_tags_is_no_action(before: Run, after: Run) -> Non
     assert any(play.actions for play in before.plays)
     assert not any(play.actions for play in after.plays)
     assert "There was no action in the answer." in after.prompt(after.begun[0][1])
+
+
+@checks("prompts.template")
+def test_arguments_reach_the_chat_template(lab: Lab, models: Path, tmp_path: Path) -> None:
+    """The student's template writes a mark where it is told to; an argument that it does not have is refused."""
+    for file in (models / "student").iterdir():
+        copy(file, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.chat_template += "{%- if marked -%}{{ '<|pad|>' }}{%- endif -%}"
+    tokenizer.save_pretrained(tmp_path)
+    student = f"student.model={tmp_path}"
+    plain, marked = lab.run(student), lab.run(student, "prompts.template={marked: true}")
+    assert not any(plain.prompt(turn).endswith("<|act|><|pad|>") for turn in plain.rows)
+    assert all(marked.prompt(turn).endswith("<|act|><|pad|>") for turn in marked.rows)
+    assert marked.config["prompts"]["template"] == {"marked": True}
+    refused = lab.run(student, "prompts.template={remarked: true}")
+    assert refused.code != 0
+    assert "prompts.template has remarked, which the student's chat template does not use" in refused.said
 
 
 @changing("prompts.max_observation_chars", "5")
@@ -171,6 +197,18 @@ def test_the_teacher_stays_for_so_many_turns(before: Run, after: Run) -> None:
     assert _student_turns(after) == {(0, 1)}
 
 
+@changing(
+    "recovery.until",
+    "progress",
+    *("method=divopd-r", "recovery.patience=2", "recovery.takeover=2", "composer.batch_size=4"),
+    "environment.name=$tests/recording_rooms.py:JammedRoom",
+)
+def test_the_teacher_stays_for_its_budget_or_until_progress(before: Run, after: Run) -> None:
+    """Its first action is progress: it acts in two turns all the same, or in one."""
+    assert _student_turns(before) == {(0, 1)}
+    assert _student_turns(after) == {(0, 1, 3)}
+
+
 @changing("recovery.warmup", "1", *STUCK)
 def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after: Run) -> None:
     """With a warm-up of one update, rollouts of version 0 are the student's alone."""
@@ -244,6 +282,18 @@ def test_an_evaluation_plays_so_many_tasks_at_once(before: Run, after: Run) -> N
     assert _actions(after.evaluated) == _actions(before.evaluated)
 
 
+@changing("evaluation.target", "5")
+def test_a_target_is_what_a_comparison_counts_cost_to(before: Run, after: Run) -> None:
+    """It changes nothing of the run itself."""
+    compared = [compare_runs([read_run(run.folder)]) for run in (before, after)]
+    assert [one.target_origin for one in compared] == [
+        f"from the peak of {before.folder.name}",
+        "named by evaluation.target",
+    ]
+    assert compared[1].target == 5
+    assert _said(after.rows) == _said(before.rows)
+
+
 # ── seed ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -254,9 +304,23 @@ def test_another_seed_samples_other_responses(before: Run, after: Run) -> None:
     assert _actions(after.evaluated) != _actions(before.evaluated)
 
 
-@changing("seed", "1", "method=divopd-base", "explorer.temperature=0.000001")
+@changing("seed", "1")
+def test_another_seed_has_the_tasks_in_another_order(before: Run, after: Run) -> None:
+    """The same tasks, and in evaluation the same order."""
+    orders = [[play.task for play in run.explored[:7]] for run in (before, after)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == Room.tasks("train")
+    assert [play.task for play in after.evaluated] == [play.task for play in before.evaluated] == ["test-0", "test-1"]
+
+
+@changing(
+    "seed",
+    "1",
+    *("method=divopd-base", "explorer.temperature=0.000001"),
+    "environment.name=$tests/recording_rooms.py:OneTaskRoom",
+)
 def test_another_seed_composes_other_batches(before: Run, after: Run) -> None:
-    """Where responses do not depend on the seed, the draw of turns inside a rollout still does."""
+    """Where tasks and responses do not depend on the seed, the draw of turns inside a rollout still does."""
     assert _said(after.begun[0]) == _said(before.begun[0])
     assert sorted(after.first_batch) != sorted(before.first_batch)
 

@@ -229,6 +229,18 @@ def test_uniform_draws_are_uniform_and_seeded() -> None:
     assert max(counts.values()) < 80  # 40 expected, standard deviation 6
 
 
+def test_uniform_draws_differ_by_update_and_by_rollout() -> None:
+    """One seed does not favour the same places of every rollout, nor those of one rollout at every update."""
+
+    def first(rollout: str, update: int) -> int:
+        pool = [turn(rollout, i, version=update) for i in range(10)]
+        composer = make_composer("divopd-base", batch_size=1, pool_multiplier=10)
+        return composer.compose(pool, update=update).turns[0].turn
+
+    assert len({first("a", update) for update in range(20)}) > 1
+    assert len({first(f"r{number}", 0) for number in range(20)}) > 1
+
+
 # ── the other methods ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,7 +2,9 @@
 
 import json
 from importlib.resources import files
+from math import ceil, floor
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from divopd.composers import Candidate
 from divopd.metrics import (
+    arrival_per_drain,
     batch_figures,
     best_five,
     cost_to_target,
@@ -109,6 +112,33 @@ def test_not_selected_follows_from_scored_per_trained() -> None:
         assert 100 * (1 - 1 / record["scored_per_trained"]) == pytest.approx(record["not_selected"], abs=0.15)
 
 
+TASKS = {"alfworld": 140, "webshop": 128, "scienceworld": 256}
+
+
+def test_every_deviation_of_the_paper_is_one_of_five_evaluations() -> None:
+    """Five numbers of solved tasks exist with the printed mean and ±; without n - 1 there are none for 19 of the 42."""
+    deviation = final_five([1, 1, 1, 1, 6])[1]
+    assert deviation is not None
+    divisor = 20 / deviation**2
+    assert [r for r in MAIN if not _is_possible(r, divisor=divisor)] == []
+    assert sum(not _is_possible(r, divisor=5) for r in MAIN) == 19
+
+
+def _is_possible(record: dict[str, Any], *, divisor: float) -> bool:
+    tasks, half = TASKS[record["setting"].rsplit("-", 1)[0]], 0.00501  # of the last printed digit
+    solved = 5 * record["final_five"] * tasks / 100  # by all five together
+    for total in range(floor(solved) - 1, ceil(solved) + 2):
+        if abs(20 * total / tasks - record["final_five"]) <= half:
+            low, high = (
+                (max(0.0, record["final_five_sd"] + of) * tasks / 100) ** 2 * divisor + total**2 / 5
+                for of in (-half, half)
+            )
+            # a sum of squares of whole numbers is odd exactly if their sum is
+            if any(squares % 2 == total % 2 for squares in range(ceil(low), floor(high) + 1)):
+                return True
+    return False
+
+
 def test_columns_of_the_depth_table_add_up() -> None:
     for stage in ("vanilla", "gate", "coverage", "focus"):
         assert sum(r[stage] for r in PAPER["depth_outcome"]["records"]) == pytest.approx(100, abs=0.2)
@@ -153,9 +183,22 @@ def test_curves() -> None:
     assert cost_to_target(curve, 50) == 10
     assert cost_to_target(curve, 51) is None
     assert speedup(None, 3.0) is None
-    assert final_five([0, 9, 1, 1, 1, 1, 6]) == (2.0, 2.0)
+    assert final_five([0, 9, 1, 1, 1, 1, 6]) == (2.0, pytest.approx(5**0.5))  # n - 1: 20 / 4, not 20 / 5
+    assert final_five([40.0]) == (40.0, None)
     assert best_five([9, 1, 8, 2, 7, 6, 5]) == 7.0
     assert mean_of_last([0, 0, 0, 4, 6]) == 5
+
+
+@pytest.mark.parametrize(("waited_s", "ratio"), [(0.0, 1.5), (40.0, 0.9), (100.0, None)])
+def test_arrivals_by_drains(waited_s: float, ratio: float | None) -> None:
+    """3 turns a second arrive. 200 are read in the seconds without waiting: a learner that waits drains faster."""
+    found = arrival_per_drain(put=300, drained=200, elapsed_s=100.0, waited_s=waited_s)
+    assert found == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_without_drains_nothing_is_said_of_them() -> None:
+    assert arrival_per_drain(put=300, drained=None, elapsed_s=100.0, waited_s=0.0) is None
+    assert arrival_per_drain(put=300, drained=0, elapsed_s=100.0, waited_s=0.0) is None
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40))
@@ -170,8 +213,9 @@ def test_utilization_counts_valid_rollouts_only() -> None:
     """A rollout with only dead rows is not valid; a dead row in a batch does not make its rollout used."""
     available = [row("a", 0), row("a", 1, dead=True), row("b", 0), row("c", 0, dead=True), row("d", 0)]
     used = utilization(available, [available[0], available[1], available[3]], reachable=2)
+    assert used.scored_per_trained == 3.0  # four valid tokens in each of a0, b0 and d0, of which a0 is trained
     assert used.rollouts == 3
     assert used.never_selected == pytest.approx(2 / 3)
     assert used.unreachable == pytest.approx(1 / 3)
     assert used.gini == pytest.approx(2 / 3)
-    assert used.scored_per_trained == pytest.approx(50 / 30)
+    assert utilization(available, [], reachable=2).scored_per_trained is None

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 
 from divopd.errors import TurnFormatError
-from divopd.turns import Rollout, Turn, group_into_rollouts, read_turns, turn_from_json, turn_to_json, write_turns
+from divopd.turns import (
+    Rollout,
+    TeacherTurn,
+    Turn,
+    group_into_rollouts,
+    read_turns,
+    turn_from_json,
+    turn_to_json,
+    write_turns,
+)
 from strategies import recordings, turn
 
 
@@ -108,6 +117,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_rollout_is_whole_and_in_order() -> None:
     """Turns of a rollout share its id, version and task, and come in turn order."""
     assert [r.id for r in group_into_rollouts([turn("b", 1), turn("a", 0), turn("b", 0)])] == ["b", "a"]
-    for turns in [(), (turn("b", 0),), (turn("a", 1), turn("a", 0)), (turn("a", 0), turn("a", 1, version=1))]:
+    out_of_order, twice = (turn("a", 1), turn("a", 0)), (turn("a", 0), turn("a", 0))
+    for turns in [(), (turn("b", 0),), out_of_order, twice, (turn("a", 0), turn("a", 1, version=1))]:
         with pytest.raises(TurnFormatError):
             Rollout("a", turns)
+
+
+@pytest.mark.parametrize("numbers", [(0,), (2,), (3, 1), (1, 1)])
+def test_turns_of_the_teacher_have_numbers_of_their_own(numbers: tuple[int, ...]) -> None:
+    """None that a row has, none twice, and in order."""
+    rows = (turn("a", 0), turn("a", 2))
+    assert [t.turn for t in Rollout("a", rows, (TeacherTurn(1, (), None, ""),)).teacher_turns] == [1]
+    with pytest.raises(TurnFormatError, match="turns of the teacher are"):
+        Rollout("a", rows, tuple(TeacherTurn(number, (), None, "") for number in numbers))

@@ -14,7 +14,7 @@ from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.store import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, Ledger, Queue
-from divopd.turns import Fate, FateKind, Rollout, Turn
+from divopd.turns import Fate, FateKind, Rollout, TeacherTurn, Turn
 
 
 class MemoryStore:
@@ -65,6 +65,9 @@ class MemoryStore:
         self.arrivals += [replace(turn, available_at=available_at) for turn in rollout.turns]
         self.fate |= {turn.key: Fate("queued") for turn in rollout.turns}
         return True
+
+    def teacher_turns(self, rollout: str) -> tuple[TeacherTurn, ...]:
+        return self.rollout[rollout].teacher_turns
 
     def outcomes(self, *, after: int) -> list[Outcome]:
         return [
@@ -203,7 +206,10 @@ class MemoryStore:
             left = [fate.update for fate in fates if fate.update is not None]
             used += bool(trained) and min(trained) == update
             unused += not trained and bool(left) and len(left) == len(fates) and max(left) == update
-        return Decided(used, unused)
+        before = self.entries[update - 1].watermark if update else 0
+        read = self.arrivals[before : self.entries[update].watermark]
+        drained = sum(self.fate[turn.key] != Fate("stale", update) for turn in read)
+        return Decided(used, unused, drained)
 
     def account(self) -> Account:
         kinds = [fate.kind for fate in self.fate.values()]

@@ -32,7 +32,7 @@ def make_update_record(update: int, *, loss: float = 0.5, turns_put: int = 9) ->
             logprob_gap=LogprobGap(version=update, tokens=9, mean=2e-6, largest=3e-5),
             seconds={"forward": 0.25, "backward": 0.5},
         ),
-        queue=QueueFigures(3, turns_put, 1, 0, 0, 1, 3, 0),
+        queue=QueueFigures(3, turns_put, 1, 0, 0, 1, 3, 0, 8),
         spent=Spent(100, 1000, 640, 320, 8.0 * (update + 1)),
     )
 

@@ -13,6 +13,7 @@ import pytest
 from divopd.cli import main
 from divopd.environments import ENVIRONMENTS, find_entry, kind_of, make_environment, make_expert, missing_parts, tasks
 from divopd.environments.alfworld import TASK_TYPES
+from divopd.environments.environment import TellsActions
 from divopd.errors import InputError, UnknownNameError
 
 ROOT = Path(__file__).parents[2]
@@ -311,6 +312,32 @@ def test_answers_of_numpy_and_tuples_are_taken(tmp_path: Path) -> None:
     assert environment.step("a").done
     assert environment.colour == "red"  # type: ignore[attr-defined]
     assert not hasattr(environment, "close")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("", None),
+        ("    def valid_actions(self): return ['go']\n", ["go"]),
+        ("    valid_actions = lambda self: None\n", None),
+    ],
+)
+def test_an_own_environment_may_tell_what_is_allowed(tmp_path: Path, body: str, told: list[str] | None) -> None:
+    """By a method that it need not have; None: it does not tell."""
+    (tmp_path / "telling.py").write_text(f"class Telling:\n    def reset(self, task): ...\n    step = reset\n{body}")
+    environment = make_environment(f"{tmp_path / 'telling.py'}:Telling")
+    assert isinstance(environment, TellsActions)
+    assert environment.valid_actions() == told
+
+
+def test_what_is_allowed_is_a_list_of_strings(tmp_path: Path) -> None:
+    """A wrong answer is one line that names class and method."""
+    body = "class Odd:\n    def reset(self, task): ...\n    step = reset\n    def valid_actions(self): return 'go'\n"
+    (tmp_path / "odd.py").write_text(body)
+    environment = make_environment(f"{tmp_path / 'odd.py'}:Odd")
+    assert isinstance(environment, TellsActions)
+    with pytest.raises(InputError, match=r"Odd\.valid_actions returned 'go'; expected a list of strings or None"):
+        environment.valid_actions()
 
 
 def test_tasks_that_are_no_strings_are_refused(tmp_path: Path) -> None:

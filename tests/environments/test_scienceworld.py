@@ -17,6 +17,7 @@ from divopd.environments.scienceworld.gold import GoldExpert, PathAction, shorte
 from divopd.environments.scienceworld.jvm import JAVA_OPTIONS, Simulator, find_java
 from divopd.environments.scienceworld.split import HELD_OUT_TYPES, TRAINING_TYPES, VARIATIONS, parse_task, tasks
 from divopd.errors import EnvironmentFailure, InputError, UnknownNameError
+from divopd.recovery import ProgressWatch
 from leak_guard import kept
 
 # types whose gold path, with teleports for walks, always fits 30 actions
@@ -200,6 +201,20 @@ def test_valid_actions_on_demand(environment: ScienceWorld) -> None:
     assert len(listed) > 50
     assert listed == sorted(set(listed))
     assert environment.step(next(action for action in listed if action.startswith("look at "))).valid
+
+
+def test_recovery_knows_what_is_allowed(environment: ScienceWorld) -> None:
+    """A cupboard that is opened again answers otherwise, and allows what it did: no progress, though none is listed."""
+    seen, watch = environment.reset("boil/3"), ProgressWatch(environment)
+    made, texts = list[bool](), list[str]()
+    for action in ("teleport to kitchen", "open cupboard", "open cupboard"):
+        watch.expect(action, seen)
+        seen = environment.step(action)
+        assert seen.allowed_actions is None
+        texts.append(seen.text)
+        made.append(watch.made(action, seen))
+    assert made == [True, True, False]
+    assert texts[1] != texts[2]
 
 
 def test_gold_path_only_from_the_start(environment: ScienceWorld) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -210,10 +211,12 @@ def server() -> Iterator[str]:
     command += ["--model", str(model_folder("embedded:teacher")), "--served-model-name", "teacher", "--enforce-eager"]
     command += ["--dtype", "float32", "--max-model-len", "600"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    yield f"http://127.0.0.1:{port}/v1"
-    process.terminate()
-    process.wait(60)
+    with TemporaryDirectory(prefix="v") as sockets:  # vLLM leaves them behind
+        environment["TMPDIR"] = sockets
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        yield f"http://127.0.0.1:{port}/v1"
+        process.terminate()
+        process.wait(60)
 
 
 @slow

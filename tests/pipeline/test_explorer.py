@@ -1,6 +1,7 @@
 """Rollouts and recovery: who acts, and what becomes a row."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Literal
 
@@ -9,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.environments import Observation
+from divopd.environments import Environment, Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
-from divopd.explorer import Acting, Start, play, play_each, rows_of
+from divopd.explorer import Acting, Played, Start, play, play_each, rows_of
 from divopd.models.policy import Response
 from divopd.models.tiny import build_tokenizer
 from divopd.prompts import Codec, style_for
-from divopd.recovery import Recovery, RecoveryState, made_progress
+from divopd.recovery import ProgressWatch, Recovery, RecoveryState
 from divopd.teacher import check_vocabularies, score_rollouts
+from divopd.turns import TeacherTurn
 from divopd.validity import why_invalid
 
 WORDS = "start wait go north win stuck nothing happens you are in room"
@@ -130,20 +132,43 @@ def test_rows_of_a_scored_rollout(codec: Codec) -> None:
     assert {turn.rollout_valid_tokens for turn in rows.turns} == {None}  # not known before they are scored
 
 
-def test_the_teacher_recovers_a_stuck_student(codec: Codec) -> None:
-    """Patience 2: the student waits twice, the teacher acts; its turns are in the history and are no rows."""
-    recovering = acting(codec, recovery=Recovery(patience=2, takeover=2))
-    student, teacher = Parrot(codec, "north"), Parrot(codec, "go")
-    played = play(
-        starts(1, depth=9), recovering, student=student, teacher_of=lambda task: teacher, environments=[Corridor()]
+def play_recovering(codec: Codec, recovery: Recovery, *, student: str, environment: Environment) -> Played:
+    """One rollout of nine turns with a teacher who always goes."""
+    speaking, teacher = Parrot(codec, student), Parrot(codec, "go")
+    recovering = acting(codec, recovery=recovery)
+    [played] = play(
+        starts(1, depth=9), recovering, student=speaking, teacher_of=lambda task: teacher, environments=[environment]
     )
-    actors = [turn.actor for turn in played[0].turns]
-    assert actors == ["student", "student", "teacher", "student", "student", "teacher", "student", "student", "student"]
-    rows = rows_of(played[0], name="r0", version=0)
+    return played
+
+
+def actors_of(played: Played) -> str:
+    return "".join(turn.actor[0] for turn in played.turns)
+
+
+def test_the_teacher_keeps_control_for_its_whole_budget(codec: Codec) -> None:
+    """Patience 2: the student fails twice, the teacher acts twice, though it makes progress at once, and never again.
+
+    Its turns have numbers, count towards the depth and are in the history; they are no rows.
+    """
+    played = play_recovering(codec, Recovery(patience=2, takeover=2), student="north", environment=Corridor())
+    assert actors_of(played) == "ssttsssss"
+    rows = rows_of(played, name="r0", version=0)
     assert rows is not None
-    assert [turn.turn for turn in rows.turns] == [0, 1, 3, 4, 6, 7, 8]
-    after, before = played[0].turns[3].prompt.ids, played[0].turns[2]
+    assert [turn.turn for turn in rows.turns] == [0, 1, 4, 5, 6, 7, 8]
+    assert {turn.rollout_turns for turn in rows.turns} == {9}
+    went = tuple(codec.response_ids("go"))
+    assert rows.teacher_turns == (TeacherTurn(2, went, "go", "room 1"), TeacherTurn(3, went, "go", "room 2"))
+    [scored] = score_rollouts(Parrot(codec, ""), [rows])
+    assert scored.teacher_turns == rows.teacher_turns
+    after, before = played.turns[4].prompt.ids, played.turns[3]
     assert after[: len(before.prompt.ids) + len(before.response.ids)] == [*before.prompt.ids, *before.response.ids]
+
+
+def test_the_teacher_may_give_control_back_at_the_first_progress(codec: Codec) -> None:
+    """Until progress: it acts for one turn, comes again to a student that is stuck again, and keeps to its budget."""
+    recovery = Recovery(patience=2, takeover=2, until="progress")
+    assert actors_of(play_recovering(codec, recovery, student="north", environment=Corridor())) == "sstsstsss"
 
 
 @pytest.mark.parametrize("answer", ["terse", "think"])
@@ -174,29 +199,115 @@ def test_a_rollout_that_ends_while_actions_are_replayed_has_no_rows(codec: Codec
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(0, 6))
-def test_the_teacher_never_acts_more_than_its_budget(progress: list[bool], patience: int, takeover: int) -> None:
-    """It acts only after `patience` turns without progress, and at most `takeover` turns in a rollout."""
+def test_the_teacher_acts_once_and_for_its_budget(progress: list[bool], patience: int, takeover: int) -> None:
+    """From the turn after the first `patience` turns without progress in a row, for `takeover` turns in a row."""
     state = RecoveryState(Recovery(patience=patience, takeover=takeover))
+    acted: list[int] = []
+    for turn, moved in enumerate(progress):
+        acted += [turn] if state.teacher_acts else []
+        state.record("teacher" if state.teacher_acts else "student", progress=moved)
+    stuck = (turn for turn in range(patience, len(progress)) if not any(progress[turn - patience : turn]))
+    first = next(stuck, len(progress))
+    assert acted == list(range(first, min(first + takeover, len(progress))))
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(0, 6))
+def test_with_an_early_return_the_budget_is_the_same(progress: list[bool], patience: int, takeover: int) -> None:
+    """It acts only after `patience` turns without progress, and at most `takeover` turns in a rollout."""
+    state = RecoveryState(Recovery(patience=patience, takeover=takeover, until="progress"))
     acted = stuck = 0
     for moved in progress:
         if state.teacher_acts:
             assert stuck >= patience
         actor = "teacher" if state.teacher_acts else "student"
         acted += actor == "teacher"
-        seen = Observation("x", allowed_actions=["a"])
-        state.record(actor, action="a" if moved else None, last_action="b", before=seen, after=seen)
+        state.record(actor, progress=moved)
         stuck = 0 if moved else stuck + 1
     assert acted <= takeover
 
 
+class Hall:
+    """What is seen after each action, in order; what is allowed can be asked for, which is counted."""
+
+    def __init__(self, *seen: tuple[str, list[str]]) -> None:
+        self.seen, self.turn, self.asked = seen, 0, 0
+
+    def reset(self, task: str) -> Observation:
+        del task
+        self.turn = 0
+        return Observation(self.seen[0][0])
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        return Observation(self.seen[self.turn][0], valid=action != "north")
+
+    def valid_actions(self) -> list[str]:
+        self.asked += 1
+        return self.seen[self.turn][1]
+
+
+class SilentHall:
+    """As a hall, but nobody can ask what is allowed."""
+
+    def __init__(self, *seen: str) -> None:
+        self.hall = Hall(*((text, []) for text in seen))
+
+    def reset(self, task: str) -> Observation:
+        return self.hall.reset(task)
+
+    def step(self, action: str) -> Observation:
+        return self.hall.step(action)
+
+
+def progress_of(environment: Environment, actions: Sequence[str | None]) -> list[bool]:
+    watch, seen, made = ProgressWatch(environment), environment.reset("t"), list[bool]()
+    for action in actions:
+        if action is not None:
+            watch.expect(action, seen)
+            seen = environment.step(action)
+        made.append(watch.made(action, seen))
+    return made
+
+
 def test_what_counts_as_progress() -> None:
-    """Invalid, or the same action again with the same actions allowed: no progress."""
-    here, there = Observation("a", allowed_actions=["x", "y"]), Observation("b", allowed_actions=["x"])
-    assert not made_progress(None, last_action=None, before=here, after=here)
-    assert not made_progress("x", last_action="w", before=here, after=Observation("?", valid=False))
-    assert not made_progress("x", last_action="x", before=here, after=Observation("c", allowed_actions=["y", "x"]))
-    assert made_progress("x", last_action="x", before=here, after=there)
-    assert made_progress("x", last_action="w", before=here, after=here)
+    """Invalid, or the same action again with the same set of actions allowed, in whatever order: no progress."""
+    ways = [["a", "b"], ["a", "b"], ["b", "a"], ["a"], ["a"], ["a"], ["a"]]
+    hall = Hall(*((f"text {number}", listed) for number, listed in enumerate(ways)))
+    actions = ["go", "go", "go", None, "go", "north", "north"]
+    assert progress_of(hall, actions) == [True, False, True, False, True, False, False]
+
+
+def test_an_unchanged_text_is_no_unchanged_set() -> None:
+    """Where the set can be asked for, the text does not matter; where nobody tells the set, it stands for it."""
+    same_text = [("hall", ["a"]), ("hall", ["a"]), ("hall", ["b"]), ("hall", ["b"])]
+    assert progress_of(Hall(*same_text), ["go"] * 3) == [True, True, False]
+    assert progress_of(SilentHall("hall", "hall", "hall", "room"), ["go"] * 3) == [True, False, True]
+
+
+def test_what_is_allowed_is_asked_for_only_where_an_action_is_repeated(codec: Codec) -> None:
+    """Before and after the first repetition, after each further one; without recovery never. Prompts do not show it."""
+    hall = Hall(*((f"room {number}", ["secret"]) for number in range(9)))
+    assert progress_of(hall, ["go", "wait", "go", "go", "go", "wait"]) == [True, True, True, False, False, True]
+    assert hall.asked == 3
+    hall = Hall(*((f"room {number}", ["secret"]) for number in range(10)))
+    listing = acting(codec, style={"actions": "listed"})
+    [alone] = play(starts(1, depth=9), listing, student=Parrot(codec, "wait"), environments=[hall])
+    assert hall.asked == 0
+    never = Recovery(patience=9, takeover=1)
+    [watched] = play(
+        starts(1, depth=9), replace(listing, recovery=never), student=Parrot(codec, "wait"), environments=[hall]
+    )
+    assert hall.asked == 9
+    assert [turn.prompt for turn in watched.turns] == [turn.prompt for turn in alone.turns]
+
+
+def test_a_student_is_stuck_where_only_the_text_changes(codec: Codec) -> None:
+    """It repeats itself, and the set that no prompt shows stays the same: after two such turns it is helped."""
+    recovery = Recovery(patience=2, takeover=2)
+    resting = Hall(*((f"room {number}", ["go"]) for number in range(10)))
+    assert actors_of(play_recovering(codec, recovery, student="wait", environment=resting)) == "sssttssss"
+    moving = Hall(*((f"room {number}", [f"go {number}"]) for number in range(10)))
+    assert actors_of(play_recovering(codec, recovery, student="wait", environment=moving)) == "s" * 9
 
 
 def test_another_vocabulary_is_refused_with_what_differs(codec: Codec) -> None:

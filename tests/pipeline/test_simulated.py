@@ -20,7 +20,7 @@ from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.models import load_models, load_student
-from divopd.pipeline.simulated import SimulatedWorld
+from divopd.pipeline.simulated import SimulatedWorld, Slot, _slot_from_json, _slot_to_json
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes
 from divopd.records import (
@@ -34,8 +34,10 @@ from divopd.records import (
 from divopd.run.folder import RunFolder
 from divopd.run.loggers import Loggers
 from divopd.store import Store
+from divopd.turns import TeacherTurn, group_into_rollouts
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
+from strategies import turn
 
 
 def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> None:
@@ -124,16 +126,16 @@ HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
     [
         {},
         {"explorer": HELD_BACK},
-        {"explorer": {"sync_interval": 2}},
+        {"explorer": {"sync_interval": 2}, "audits": {"keep_last": 2}},
         {"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}},
+        {"method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}},
     ],
-    ids=["plain", "admission control", "seldom sync", "short batches"],
+    ids=["plain", "admission control", "seldom sync", "short batches", "recovery"],
 )
 def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Asked to stop between checkpoints, and broken off, also before the last one: it ends as if nothing had happened.
 
-    Its records say the same, but for the seconds that the machine took, and for how much of a wait there was nothing in
-    the queue: a life that takes up another one's wait finds in the queue what has arrived since.
+    Its records say the same, but for the seconds that the machine took.
     """
     settings = config(models, **changes)
     train_small(tmp_path / "whole", settings)
@@ -142,6 +144,33 @@ def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, chan
     train_small(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "stopped")
     assert records(tmp_path / "whole") == records(tmp_path / "stopped")
+    weights = kept_weights(tmp_path / "whole")
+    assert weights == kept_weights(tmp_path / "stopped")
+    assert list(weights) == ([0, 3, 4, 5, 6] if "audits" in changes else [0, 1, 2, 3, 4, 5, 6])
+    kept = taught(tmp_path / "whole")
+    assert kept == taught(tmp_path / "stopped")
+    assert any(kept.values()) == (settings.method == "divopd-r")
+
+
+def taught(folder: Path) -> dict[str, tuple[TeacherTurn, ...]]:
+    """The turns of the teacher that a run has kept, by rollout."""
+    with Store.open_read_only(folder) as store:
+        return {name: store.teacher_turns(name) for name in sorted({turn.rollout for turn in store.stored_turns()})}
+
+
+def test_a_checkpoint_of_before_has_no_turns_of_the_teacher() -> None:
+    """A rollout in flight that says nothing of them had none to keep."""
+    [rollout] = group_into_rollouts([turn("r000001", 0)])
+    helped = Slot(1.5, replace(rollout, teacher_turns=(TeacherTurn(1, (3, 4), "go", "seen"),)), 7)
+    written = json.loads(json.dumps(_slot_to_json(helped)))
+    assert _slot_from_json(written) == helped
+    assert _slot_from_json(written[:3]) == replace(helped, rollout=rollout)
+
+
+def kept_weights(folder: Path) -> dict[int, bytes]:
+    """The weights of every version that is in a run's folder."""
+    run = RunFolder(folder)
+    return {version: (run.weights_of(version) / "weights.safetensors").read_bytes() for version in run.versions()}
 
 
 def test_admission_control_holds_explorers_back_but_not_the_learner(models: Path, tmp_path: Path) -> None:
@@ -188,9 +217,7 @@ def records(folder: Path) -> list[UpdateRecord]:
     """What was recorded, and is the same whenever a run was stopped."""
     with Store.open_read_only(folder) as store:
         found = [(record, record.learner) for record in store.update_records().values()]
-    return [
-        replace(record, starved_s=0.0, learner=replace(figures, seconds={})) for record, figures in found if figures
-    ]
+    return [replace(record, learner=replace(figures, seconds={})) for record, figures in found if figures]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -250,6 +250,7 @@ def test_records_are_cumulative_and_told_once(tmp_path: Path) -> None:
         assert record.learner is not None
         assert record.learner.rows == record.batch.rows == len(batch.turns)
         assert record.clock == "virtual"
+        assert record.queue.drained == run.store.decided(record.update).drained
     arrived = run.store.arrived()
     last = listener.updates[-1]
     assert (last.queue.turns_put, last.queue.rollouts_put) == (arrived.turns, arrived.rollouts)

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 from divopd.cli import compare
 from divopd.errors import InputError
 from divopd.methods import make_composer
+from divopd.records import encode_update
 from divopd.replay import load_recording, replay, utilization_of
+from divopd.report.page.data import learning
 from divopd.report.run_comparison import RunComparison, compare_runs
 from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
-from divopd.turns import write_turns
+from divopd.store.views import StoreViews
+from divopd.turns import Fate, write_turns
 from fake_runs import SETTINGS, evaluation, make_run, replace_record
 from strategies import turn
 
@@ -45,6 +49,7 @@ def test_rates_are_those_of_the_spec(pair: tuple[Path, Path]) -> None:
     vanilla, divopd = compared(*pair).standings
     assert (vanilla.peak, divopd.peak) == (44, 60)
     assert (vanilla.final_five, vanilla.best_five) == (pytest.approx(74 / 3), pytest.approx(74 / 3))
+    assert vanilla.final_five_sd == pytest.approx(stdev([10, 20, 44]))
     assert divopd.nauc == pytest.approx((25 * 3 + 45 * 3) / 6)
     assert compared(*pair).budget == 6
 
@@ -65,6 +70,24 @@ def test_cost_to_the_target_in_every_currency(pair: tuple[Path, Path]) -> None:
     assert divopd.ratios["trained_tokens"] == pytest.approx(vanilla.costs_to_target.trained_tokens / trained)
     assert divopd.ratios["elapsed_s"] == 2
     assert set(divopd.ratios) == set(Costs.__dataclass_fields__)
+
+
+def test_gpu_time_has_all_ranks_and_wall_time_steps_and_waits(tmp_path: Path) -> None:
+    """A live update takes 10 seconds: 7 of the learner's step, 2 of its wait, 1 to publish, which is neither."""
+    run = make_run(tmp_path / "run", clock="wall", rates=[0, 50], config={"learner": {"ranks": 2}})
+    reached = compared(run).standings[0].costs_to_target
+    assert reached is not None
+    assert (reached.learner_s, reached.elapsed_s) == (3 * 7 * 2, 3 * (7 + 2))
+    with StoreViews.open(run) as store:
+        last = learning(store)["evaluations"][-1]
+    assert (last["learner_s"], last["elapsed_s"]) == (reached.learner_s, reached.elapsed_s)
+
+
+def test_a_single_evaluation_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "short", method="vanilla", rates=[None, 44])
+    assert compared(run).standings[0].final_five_sd is None
+    assert call(run) == 0
+    assert "±" not in capsys.readouterr().out
 
 
 def test_a_target_that_is_never_reached_costs_nothing_known(tmp_path: Path) -> None:
@@ -135,6 +158,26 @@ def test_dead_rows_are_not_trained_turns(tmp_path: Path, capsys: pytest.CaptureF
     assert line.split()[2:4] == [f"{vanilla['trained'] / put:.1%}", f"{vanilla['dead'] / put:.1%}"]
 
 
+def test_arrivals_by_drains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns put per second, by turns read and not stale per second of work; of an older record that is not known."""
+    run = make_run(tmp_path / "run", rollouts=9)
+    with Store.open_read_only(run) as store:
+        turns = list(store.stored_turns())
+        records = store.update_records()
+    drained = [turn for turn in turns if turn.first_seen is not None and turn.fate != Fate("stale", turn.first_seen)]
+    assert len(drained) < len(turns)
+    expected = (len(turns) / 60) / (len(drained) / 48)  # six updates of 10 seconds, 2 of them waiting
+    assert compared(run).standings[0].arrival_per_drain == pytest.approx(expected)
+    assert call(run) == 0
+    assert f" {expected:.2f} " in capsys.readouterr().out
+    old = encode_update(records[2])
+    del old["drained"]
+    replace_record(run, "update", 2, old)
+    assert compared(run).standings[0].arrival_per_drain is None
+    assert call(run) == 0
+    assert " n/a " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("method", ["vanilla", "divopd", "divopd-adaptive"])
 def test_use_of_experience_equals_the_replay(tmp_path: Path, method: str) -> None:
     """Never selected, bound and Gini read from a run are those of a replay of its recording."""
@@ -145,6 +188,71 @@ def test_use_of_experience_equals_the_replay(tmp_path: Path, method: str) -> Non
     used = read_run(folder).utilization
     assert used == expected
     assert 0 <= used.unreachable <= used.never_selected
+
+
+def named(target: object) -> dict[str, Any]:
+    return {"evaluation": {"target": target}}
+
+
+def test_a_setting_may_name_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no setting in which runs differ; whoever asks for another gets that one."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 40, 60], config=named(35))
+    divopd = make_run(tmp_path / "divopd", rates=[10, 50, 60])
+    comparison = compared(vanilla, divopd)
+    assert (comparison.target, comparison.notes) == (35, ())
+    assert [one.version_at_target for one in comparison.standings] == [3, 3]
+    asked = compare_runs([read_run(folder) for folder in (vanilla, divopd)], target=55)
+    assert (asked.target, [one.version_at_target for one in asked.standings]) == (55, [6, 6])
+    assert call(vanilla, divopd, "--target", "45") == 0
+    out = capsys.readouterr().out
+    assert "cost to 45 % (τ, as asked for)" in out
+    assert call(vanilla, divopd) == 0
+    assert "cost to 35 % (τ, named by evaluation.target)" in capsys.readouterr().out
+
+
+def test_a_target_is_asked_for_where_none_is_named(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*pair, "--target", "20", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["target"], [one["version_at_target"] for one in told["standings"]]) == (20, [3, 3])
+
+
+def test_a_target_above_the_peak_of_vanilla_is_said(tmp_path: Path) -> None:
+    """Then vanilla has no cost to compare with."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 40], config=named(70))
+    divopd = make_run(tmp_path / "divopd", rates=[10, 80], config=named(70))
+    comparison = compared(vanilla, divopd)
+    assert comparison.target == 70
+    assert "above the lowest peak of vanilla (40.0 %)" in comparison.notes[0]
+    assert (comparison.standings[1].version_at_target, comparison.standings[1].ratios["elapsed_s"]) == (3, None)
+
+
+def test_runs_that_name_different_targets_have_vanillas(tmp_path: Path) -> None:
+    """What is no target in a stranger's configuration names none."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 44], config=named(20))
+    divopd = make_run(tmp_path / "divopd", rates=[10, 80], config=named(30))
+    comparison = compared(vanilla, divopd)
+    assert comparison.target == 40
+    assert "different targets (evaluation.target: 20, 30)" in comparison.notes[0]
+    for number, wrong in enumerate(("many", -5, 700, [5])):
+        other = make_run(tmp_path / f"wrong-{number}", method="vanilla", rates=[10, 44], config=named(wrong))
+        assert compared(other).target == 40
+
+
+@pytest.mark.parametrize("wrong", ["0", "73", "105", "-5", "many", "7.5"])
+def test_a_target_is_a_multiple_of_five(pair: tuple[Path, Path], wrong: str) -> None:
+    with pytest.raises(InputError, match="expected a success rate in percent, a multiple of 5 from 5 to 100"):
+        call(*pair, f"--target={wrong}")
+
+
+def test_a_short_run_of_divopd_focus_shortens_no_comparison(tmp_path: Path) -> None:
+    """U is the smallest last evaluated version of the others; an update after the last evaluation does not count."""
+    vanilla = make_run(tmp_path / "vanilla", method="vanilla", rates=[0, 20, 40, 60])
+    divopd = make_run(tmp_path / "divopd", rates=[0, 30, 60, None])
+    focus = make_run(tmp_path / "focus", method="divopd-focus", rates=[0, 50])
+    comparison = compared(vanilla, divopd, focus)
+    assert comparison.budget == 6
+    assert [one.nauc for one in comparison.standings] == pytest.approx([20, 30, 37.5])  # flat after focus' last
+    assert compared(focus).budget == 3
 
 
 def test_without_vanilla_the_first_run_is_the_reference(tmp_path: Path) -> None:
@@ -317,6 +425,6 @@ def test_the_live_clock_has_its_own_seconds(tmp_path: Path, capsys: pytest.Captu
     """A live run says its wall and learner seconds itself, and the table calls them so."""
     folder = make_run(tmp_path / "run", clock="wall", rates=[0, 50])
     run = read_run(folder)
-    assert (run.clock, run.costs.elapsed_s, run.costs.learner_s) == ("wall", 30, 21)
+    assert (run.clock, run.costs.elapsed_s, run.costs.learner_s) == ("wall", 27, 21)
     assert call(folder) == 0
     assert "wall" in capsys.readouterr().out

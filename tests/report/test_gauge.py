@@ -18,13 +18,23 @@ from doubles.small_records import make_update_record
 from fake_runs import make_run
 
 
-def record(number: int, *, elapsed_s: float, rows: int = 64, waited_s: float = 0.0, **queue: int) -> UpdateRecord:
+def record(
+    number: int, *, elapsed_s: float, rows: int = 64, dead_share: float = 0.0, waited_s: float = 0.0, **queue: int
+) -> UpdateRecord:
     """An update after which the queue is empty and nothing expired, but for what `queue` says of it."""
     like = make_update_record(number)
     calm = QueueFigures(
-        rollouts_put=0, turns_put=0, queued=0, stale=0, aged_out=0, invalid=0, rollouts_used=10, rollouts_unused=0
+        rollouts_put=0,
+        turns_put=0,
+        queued=0,
+        stale=0,
+        aged_out=0,
+        invalid=0,
+        rollouts_used=10,
+        rollouts_unused=0,
+        drained=None,
     )
-    batch = replace(like.batch, rows=rows)
+    batch = replace(like.batch, rows=rows, dead_share=dead_share)
     return replace(like, elapsed_s=elapsed_s, waited_s=waited_s, batch=batch, queue=replace(calm, **queue))
 
 
@@ -99,6 +109,13 @@ def test_balance_is_left_alone() -> None:
     """Turns that the gate drops are no load."""
     pressure = judge(arriving=94, rollouts=10, invalid=30)
     assert (pressure.verdict, pressure.load, pressure.advice) == ("balanced", 1.0, ())
+
+
+def test_dead_rows_change_no_load() -> None:
+    """The same turns with a gate that drops 30 of 94, and without it, where they are dead rows: the same load."""
+    gated = judge(arriving=188, rollouts=10, invalid=60, rows=64, rollouts_unused=1)
+    ungated = judge("vanilla", arriving=188, rollouts=10, rows=94, dead_share=30 / 94, rollouts_unused=1)
+    assert gated.load == ungated.load == 2.0
 
 
 def test_invalid_turns_of_an_old_backlog_are_no_negative_load() -> None:

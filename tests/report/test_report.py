@@ -335,6 +335,15 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
         assert "␛[31mred␛[0m␇⟨U+202E⟩txt.exe⟨U+200B⟩" in seen
         assert [mark.text_content() for mark in page.locator(".mark").all()][1] == "</script><b>bold</b>"
         assert "␛[2J" in page.locator(".action code").first.text_content()
-        assert "1 turn of the teacher" in page.locator(".teacher-turns").text_content()
         assert "the teacher's answer" in page.locator(".teacher-text").text_content()
+        assert page.locator("main img, main b, main script").count() == 0
+        assert page.locator(".turn h4").all_text_contents() == ["Turn 0", "Turn 1", "Turn 2"]  # the newest rollout
+        assert page.locator(".taught .badge").text_content() == "the teacher's turn"
+        assert SCRIPT in page.locator(".taught .action code").text_content()
+        assert [SCRIPT in text for text in page.locator(".taught .seen").all_text_contents()] == [True, True]
+        page.locator("a.back").click()
+        page.get_by_role("link", name="evil/1").click()
+        page.wait_for_selector(".teacher-turns")
+        assert page.locator(".turn h4").all_text_contents() == ["Turn 0", "Turn 2"]
+        assert "1 turn before this one, no rows" in page.locator(".teacher-turns").text_content()
         assert page.locator("main img, main b, main script").count() == 0

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from divopd.composers.composer import Composer
 from divopd.methods import make_composer
 from divopd.store import Ledger, Queue, Store
-from divopd.turns import Rollout, Turn
+from divopd.turns import Rollout, TeacherTurn, Turn
 
 MAX_BACKLOG = 300  # turns; an explorer waits while there are more
 COMPOSER = {"batch_size": 8, "pool_multiplier": 4, "cap": 2, "max_staleness": 6, "max_pending_age": 3}
@@ -26,10 +26,16 @@ class QueueAndLedger(Queue, Ledger, Protocol):
 
 
 def make_rollout(name: str, *, version: int = 0, turns: int | None = None, task: str = "heat an egg") -> Rollout:
-    """A rollout that is a pure function of its id and version; about one turn in five is invalid."""
+    """A rollout that is a pure function of its id and version; about one turn in five is invalid.
+
+    About one rollout in three has turns of the teacher at its end.
+    """
     rng = random.Random(f"{name}/{version}")
     count = turns or rng.randint(1, 8)
-    return Rollout(name, tuple(_make_turn(name, number, version, task, rng) for number in range(count)))
+    rows = tuple(_make_turn(name, number, version, task, rng) for number in range(count))
+    helped = rng.choice([0, 0, 1, 2]) if rng.random() < 0.6 else 0
+    taught = (TeacherTurn(count + n, (rng.randrange(50_000), n), f"do {n}", f"seen “{n}”") for n in range(helped))
+    return Rollout(name, rows, tuple(taught))
 
 
 def _make_turn(name: str, number: int, version: int, task: str, rng: random.Random) -> Turn:

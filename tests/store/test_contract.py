@@ -16,7 +16,7 @@ from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.methods import METHODS, make_composer
 from divopd.store import Evaluations, Ledger, Queue, Store
-from divopd.turns import Rollout
+from divopd.turns import Rollout, TeacherTurn, Turn
 from doubles.memory_store import MemoryStore
 from doubles.small_records import make_evaluation_record, make_update_record
 
@@ -99,6 +99,53 @@ def test_other_content_under_a_known_id_is_a_conflict(store: AnyStore, change: d
         with pytest.raises(ConflictError, match=r"e\.1"):
             store.put(Rollout("e.1", turns))
     assert (store.arrived(), store.outcomes(after=0)) == before
+
+
+def test_a_put_that_is_refused_changes_nothing(store: AnyStore) -> None:
+    """The rollout still waits for the teacher, and what it took is counted as before."""
+    fill(store, updates=2)
+    waiting = make_rollout("e.1")
+    store.offer(waiting, generated_tokens=5)
+    before = store.arrived()
+    with pytest.raises(InputError):
+        store.put(waiting, available_at=0)
+    assert store.unscored(9) == [waiting]
+    assert store.arrived() == before
+
+
+TAUGHT = (TeacherTurn(3, (5, 6), "open the fridge", "It is open."), TeacherTurn(4, (), None, "Nothing \ud800."))
+
+
+def test_turns_of_the_teacher_go_with_their_rollout_and_are_no_rows(store: AnyStore) -> None:
+    """They come back when it waits and after it was put, and nobody who counts, reads or composes turns sees them."""
+    plain, helped = make_rollout("e.1", turns=3), make_rollout("e.2", turns=3)
+    plain, helped = replace(plain, teacher_turns=()), replace(helped, teacher_turns=TAUGHT)
+    store.offer(helped, generated_tokens=5)
+    assert store.unscored(9) == [helped]
+    for rollout in (plain, helped):
+        assert store.put(rollout)
+        assert not store.put(rollout)
+    assert [store.teacher_turns(name) for name in ("e.1", "e.2")] == [(), TAUGHT]
+    assert (store.arrived().turns, store.backlog(), store.account().put) == (6, 6, 6)
+    assert [len(outcome.disagreements) for outcome in store.outcomes(after=0)] == [3, 3]
+    vanilla = make_composer("vanilla", batch_size=9)
+    assert store.rows(vanilla, update=0) == 6
+    epoch = store.begin_learner()
+    batch = store.compose(vanilla, update=0, epoch=epoch)
+    assert sorted(turn.key for turn in batch.turns) == [(name, turn) for name in ("e.1", "e.2") for turn in range(3)]
+    store.acknowledge(0, epoch=epoch)
+    store.settle(0, epoch=epoch)
+    assert store.teacher_turns("e.2") == TAUGHT
+
+
+def test_other_turns_of_the_teacher_are_another_content(store: AnyStore) -> None:
+    """Under a known id they are a conflict, and those that were put first stay."""
+    rollout = replace(make_rollout("e.1", turns=3), teacher_turns=TAUGHT)
+    store.put(rollout)
+    for taught in ((), TAUGHT[:1], (replace(TAUGHT[0], seen="It is shut."), TAUGHT[1])):
+        with pytest.raises(ConflictError, match=r"e\.1"):
+            store.put(replace(rollout, teacher_turns=taught))
+    assert store.teacher_turns("e.1") == TAUGHT
 
 
 def test_available_at_never_falls(store: AnyStore) -> None:
@@ -279,7 +326,7 @@ def test_every_rollout_is_decided_once(store: AnyStore) -> None:
         for rollout in (make_rollout(f"e.{update}.{number}", version=update) for number in range(6))
         if any(candidate_of(turn, first_seen=0).reason is None for turn in rollout.turns)
     ]
-    used, unused = (sum(counts) for counts in zip(*decided, strict=True))
+    used, unused, _ = (sum(counts) for counts in zip(*decided, strict=True))
     assert (store.account().pending, store.account().queued) == (0, 0)
     assert used + unused == len(valid)
     assert used > 0
@@ -287,6 +334,41 @@ def test_every_rollout_is_decided_once(store: AnyStore) -> None:
     assert [store.decided(update) for update in range(9)] == decided  # looked at again, nothing has moved
     with pytest.raises(InputError):
         store.decided(9)
+
+
+def test_a_rollout_is_not_decided_while_a_turn_of_it_waits(store: AnyStore) -> None:
+    """The pool ends inside a rollout: its first turn ages out while its second, which was seen later, still waits."""
+    first, last = (_without_doubt(name, surprise) for name, surprise in (("a", 3.0), ("b", 1.0)))
+    composer = make_composer("top-b", batch_size=1, pool_multiplier=3, max_pending_age=0)
+    store.put(first)
+    store.put(last)
+    epoch = store.begin_learner()
+    aged_out, decided = [], []
+    for update in range(3):
+        aged_out.append(store.compose(composer, update=update, epoch=epoch).entry.aged_out)
+        decided.append((store.decided(update).used, store.decided(update).unused))
+    assert aged_out == [[], [("b", 0)], []]
+    assert decided == [(1, 0), (0, 0), (1, 0)]
+
+
+def _without_doubt(name: str, surprise: float) -> Rollout:
+    """A rollout of two valid turns with this disagreement."""
+    tokens: dict[str, Any] = {"prompt_ids": [1], "response_ids": [2], "action_mask": [1]}
+    scores: dict[str, Any] = {"student_logprobs": [-0.5], "teacher_logprobs": [-0.5 - surprise]}
+    return Rollout(name, tuple(Turn(name, number, "t", 0, **tokens, **scores) for number in range(2)))
+
+
+def test_an_update_drains_what_it_reads_and_is_not_stale(store: AnyStore) -> None:
+    """A turn that was stale when it was read was not drained; one that became stale while pending was."""
+    composer = make_composer("vanilla-wide", batch_size=2, pool_multiplier=2, max_staleness=1)
+    epoch = store.begin_learner()
+    store.put(make_rollout("old", version=0, turns=9))
+    store.compose(composer, update=0, epoch=epoch)  # a pool of 4, of which 2 stay pending
+    store.compose(composer, update=1, epoch=epoch)  # 2 more are read
+    store.put(make_rollout("new", version=2, turns=3))
+    last = store.compose(composer, update=2, epoch=epoch)
+    assert len(last.entry.stale) == 5  # the 2 that were pending, and 3 in the queue
+    assert [store.decided(update).drained for update in range(3)] == [4, 2, 3]
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -199,7 +199,10 @@ def test_why_tells_every_fate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         head, *sentences = capsys.readouterr().out.splitlines()
         assert head.startswith(f"rollout {rollout}: ")
         with Store.open_read_only(run) as store:
-            assert len(sentences) == len(store.turns_of(rollout))
+            taught = [turn.turn for turn in store.teacher_turns(rollout)]
+            numbers = sorted([turn.turn for turn in store.turns_of(rollout)] + taught)
+        assert [int(line.split()[1]) for line in sentences] == numbers
+        assert [number for number in numbers if "the teacher's" in sentences[numbers.index(number)]] == taught
         said += sentences
     text = "\n".join(said)
     for part in (
@@ -211,6 +214,7 @@ def test_why_tells_every_fate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         "was discarded at update",
         "was stale when it was read at update 3: its policy version 0 is below 1",
         "aged out at update 2: pending since update 0, longer than one update",
+        "was the teacher's, which did 'do 0' for a stuck student: no row",
     ):
         assert part in text
 
@@ -223,6 +227,8 @@ def test_why_as_json_agrees_with_the_fates(run: Path, capsys: pytest.CaptureFixt
         assert {row["turn"]: (row["fate"], row["update"]) for row in told["turns"]} == {
             turn.turn: turn.fate[:2] for turn in store.turns_of("e1.0.2")
         }
+        kept = {turn.turn: (turn.action, len(turn.response_ids)) for turn in store.teacher_turns("e1.0.2")}
+    assert {turn["turn"]: (turn["action"], turn["tokens"]) for turn in told["teacher_turns"]} == kept
 
 
 @pytest.mark.parametrize("update", range(5))

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from divopd.errors import FencedError, InputError, NotAStoreError, StoreError, T
 from divopd.methods import METHODS, make_composer
 from divopd.metrics import batch_figures, figures_of_shares
 from divopd.store import Store, StoreViews
+from divopd.store.payload import digest_of
 from divopd.store.session import seal
-from divopd.turns import Fate, Rollout
+from divopd.turns import Fate, Rollout, TeacherTurn
 from divopd.validity import why_invalid
 from doubles.small_records import make_update_record
 
@@ -94,6 +96,65 @@ def test_arrival_numbers_are_never_reused(store: Store) -> None:
     assert [turn.arrival for turn in store.turns_of("e.2")] == [4]
 
 
+def make_helped(store: Store) -> Rollout:
+    """A rollout with a turn of the teacher, in the store."""
+    rollout = replace(make_rollout("e.1", turns=2), teacher_turns=(TeacherTurn(2, (7,), "go", "You are there."),))
+    store.put(rollout)
+    return rollout
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM records",
+        "UPDATE records SET json = CAST(replace(CAST(json AS TEXT), 'You', 'Who') AS BLOB)",
+        "UPDATE records SET number = number + 1",
+    ],
+)
+def test_turns_of_the_teacher_are_as_they_were_put_or_not_believed(store: Store, damage: str) -> None:
+    """A record that is missing, changed or another rollout's is found by `check`."""
+    make_helped(store)
+    store.check()
+    outside_the_store(store, damage)
+    with pytest.raises(NotAStoreError):
+        store.check()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"format": 2, "turns": []},
+        {"format": 1, "turns": [{"turn": "2", "response_ids": [], "action": None, "seen": ""}]},
+        {"format": 1, "turns": [{"turn": 2, "response_ids": [2**40], "action": None, "seen": ""}]},
+        {"format": 1, "turns": [{"turn": 2, "response_ids": [], "action": 3, "seen": ""}]},
+        {"format": 1, "turns": [{"turn": 2, "response_ids": [], "action": "go", "seen": None}]},
+        [],
+        None,
+    ],
+)
+def test_strange_turns_of_the_teacher_are_refused(store: Store, content: Any) -> None:
+    """A record that is whole but not of this format is one line, not turns that somebody then shows."""
+    make_helped(store)
+    text = json.dumps(content).encode()
+    with closing(sqlite3.connect(store.path)) as outside, outside:
+        outside.execute("UPDATE records SET json = ?, digest = ?", (text, seal(text, "teacher_turns", 1)))
+    with pytest.raises(NotAStoreError, match="damaged"):
+        store.teacher_turns("e.1")
+
+
+def test_a_rollout_without_turns_of_the_teacher_has_none(store: Store) -> None:
+    """As in every store of before they were kept, whose rollouts have the digests that they would have today."""
+    rollout = replace(make_rollout("e.1", turns=2), teacher_turns=())
+    store.put(rollout)
+    assert store.teacher_turns("e.1") == ()
+    with closing(sqlite3.connect(store.path)) as outside:
+        assert outside.execute("SELECT count(*) FROM records").fetchone() == (0,)
+        [digest] = outside.execute("SELECT digest FROM rollouts").fetchone()
+        tokens = outside.execute("SELECT digest FROM turns ORDER BY turn").fetchall()
+    parts = [b"e.1", rollout.task.encode(), b"0", *(p for n, (d,) in enumerate(tokens) for p in (b"%d 0" % n, d))]
+    assert digest == digest_of(*parts)
+
+
 # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -111,6 +172,22 @@ def test_a_batch_comes_back_identical_from_the_file(tmp_path: Path, method: str)
     with Store.open_read_only(tmp_path) as reader:
         assert [reader.batch(update) for update in range(4)] == composed
         audit_ledger(reader)
+
+
+def test_the_digest_of_a_batch_covers_those_before_it(tmp_path: Path) -> None:
+    """Two runs whose last entries are equal and whose first are not have other digests of both."""
+    digests = []
+    for seed in (0, 1):
+        with Store.create(tmp_path / f"{seed}.db") as store:
+            store.put(make_rollout("e.1", turns=4))
+            epoch = store.begin_learner()
+            store.compose(make_composer("vanilla", batch_size=2, seed=seed), update=0, epoch=epoch)
+            last = store.compose(make_composer("vanilla", batch_size=2), update=1, epoch=epoch)
+            digests.append((store.batch(0).digest, last.digest, last.entry))
+    (first, last, entry), (other_first, other_last, other_entry) = digests
+    assert entry == other_entry
+    assert first != other_first
+    assert last != other_last
 
 
 def test_a_learner_is_told_what_is_wrong(store: Store) -> None:
@@ -243,3 +320,20 @@ def outside_the_store(store: Store, statement: str) -> None:
     connection.execute(statement)
     connection.commit()
     connection.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_rows_of_a_past_moment_are_known(store: Store, method: str) -> None:
+    """A resumed run asks how many rows there were when so many turns had arrived, composed since or not."""
+    composer = make_composer(method, batch_size=4, pool_multiplier=3, cap=2, max_staleness=1, max_pending_age=1)
+    epoch, moments, turns = store.begin_learner(), [], 0
+    for update in range(6):
+        for number in range(3):
+            moments.append((update, turns, store.rows(composer, update=update)))
+            rollout = make_rollout(f"p.{update}.{number}", version=update)
+            store.put(rollout)
+            turns += len(rollout.turns)
+        moments.append((update, turns, store.rows(composer, update=update)))
+        if update < 5:  # the last one has not been composed yet
+            store.compose(composer, update=update, epoch=epoch)
+    assert [(update, put, store.rows(composer, update=update, arrived=put)) for update, put, _ in moments] == moments

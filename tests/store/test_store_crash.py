@@ -114,8 +114,10 @@ def check_settled(store: StoreReader) -> None:
 
 
 def check_whole(store: Store, name: str, version: int) -> None:
-    """An acknowledged rollout is there with all its turns, and with all tokens that were not settled."""
-    turns, expected = store.turns_of(name), make_rollout(name, version=version).turns
+    """An acknowledged rollout is there with all its turns, the teacher's too, and all tokens that were not settled."""
+    rollout = make_rollout(name, version=version)
+    turns, expected = store.turns_of(name), rollout.turns
+    assert store.teacher_turns(name) == rollout.teacher_turns
     assert [turn.turn for turn in turns] == [turn.turn for turn in expected]
     for stored, turn in zip(turns, expected, strict=True):
         if not store.is_settled(stored):

@@ -138,7 +138,8 @@ def read_everything(path: Path) -> tuple[Any, ...]:
         report = audit_ledger(store)
         batches = [store.batch(update) for update in range(store.updates)]
         records = store.update_records(), store.evaluations(), store.events()
-        return report, repr(list(store.turns())), repr(batches), records
+        taught = [store.teacher_turns(name) for name in sorted({turn.rollout for turn in store.stored_turns()})]
+        return report, repr(list(store.turns())), repr(batches), records, taught
 
 
 def test_damage_is_detected_or_harmless(tmp_path: Path) -> None:

@@ -141,6 +141,17 @@ def test_training_tasks_come_round_in_one_order(wired: WiredRuns, name: str, clo
     assert tasks == (tasks[: len(every)] * len(tasks))[: len(tasks)]
 
 
+def test_the_seed_alone_orders_the_training_tasks(wired: WiredRuns) -> None:
+    """Two methods of a seed have one order; another seed has another; evaluations have the same one."""
+    runs = {name: wired.get(name).run for name in ("still", "still vanilla", "still seeded")}
+    rounds = {name: [one.task for one in run.asked("train")][:7] for name, run in runs.items()}
+    assert rounds["still"] == rounds["still vanilla"] != rounds["still seeded"]
+    assert sorted(rounds["still seeded"]) == Room.tasks("train")
+    assert rounds["still"] != Room.tasks("train")
+    held = {name: [one.task for one in run.asked("test")][:4] for name, run in runs.items()}
+    assert list(held.values()) == [Room.tasks("test")[:4]] * 3
+
+
 def test_a_rollouts_task_and_draws_depend_on_its_number_alone(wired: WiredRuns) -> None:
     """With weights that stay the same, two methods play the same rollouts; no two rollouts of a task are alike."""
     here, there = (wired.get(name).run.asked("train") for name in ("still", "still vanilla"))

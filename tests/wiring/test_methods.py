@@ -7,6 +7,8 @@ import pytest
 
 from divopd import METHODS
 from divopd.cli import main
+from divopd.store import Store
+from divopd.turns import TeacherTurn
 from recorded_run import settings, train
 from recording_teacher import RecordingTeacher
 from wired_runs import WiredRuns, history
@@ -32,6 +34,21 @@ def test_a_turn_in_which_the_teacher_acted_is_no_row(wired: WiredRuns, clock: st
     for rows, one in wired.get("helped", clock).played():
         assert [row.turn for row in rows] == [turn for turn, action in enumerate(one.actions) if action != HELP]
         assert {row.rollout_turns for row in rows} == {4}
+
+
+@BOTH_CLOCKS
+def test_the_run_keeps_the_turns_of_the_teacher(wired: WiredRuns, clock: str) -> None:
+    """With their numbers, what was answered and what the room then said; rollouts without help have none."""
+    run = wired.get("helped", clock).run
+    with Store.open_read_only(run.folder) as store:
+        kept = {
+            rows[0].rollout: store.teacher_turns(rows[0].rollout) for rows, _ in wired.get("helped", clock).played()
+        }
+    for rows, one in wired.get("helped", clock).played():
+        acted = [turn for turn, action in enumerate(one.actions) if action == HELP]
+        answer = tuple(ids_of("help <end>"))
+        assert kept[rows[0].rollout] == tuple(TeacherTurn(turn, answer, HELP, one.texts[turn + 1]) for turn in acted)
+    assert {len(turns) for turns in kept.values()} == {0, 1}
 
 
 @BOTH_CLOCKS

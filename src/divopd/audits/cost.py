@@ -15,20 +15,22 @@ from divopd.errors import InputError
 from divopd.records import UpdateRecord
 from divopd.store import Store, StoreReader, is_store
 
-FATES = ("trained", "stale", "aged_out", "invalid", "pending", "queued")
+FATES = ("trained", "dead", "stale", "aged_out", "invalid", "pending", "queued")
 
 
 @dataclass(frozen=True)
 class CostAudit:
-    """Tokens are counted as the paper does (every row whole) unless the name says otherwise."""
+    """Tokens are those of whole rows, prompt and response, unless the name says valid: those of the valid mask."""
 
     updates: int
-    trained_tokens: int
+    trained_tokens: int  # dead rows among them: they cost as much as others
     computed_tokens: int  # read by the learner, shared prefixes once
     scored_tokens: int  # by the teacher
     read_tokens: int  # by the teacher, each rollout read once
     generated_tokens: int
     scored_by_fate: dict[str, int]
+    scored_valid_tokens: int
+    trained_valid_tokens: int
     elapsed_s: float
     learner_s: float  # training
     waited_s: float  # the learner, for a batch
@@ -37,13 +39,14 @@ class CostAudit:
     stages_s: dict[str, float]  # real seconds of the learner by stage
 
     @property
-    def scored_per_trained(self) -> float:
-        return self.scored_tokens / max(1, self.trained_tokens)
+    def scored_per_trained(self) -> float | None:
+        """In valid tokens, as the paper's table; None if nothing was trained."""
+        return self.scored_valid_tokens / self.trained_valid_tokens if self.trained_valid_tokens else None
 
     @property
     def never_trained_share(self) -> float:
-        """Of the scored tokens."""
-        return 1 - self.scored_by_fate["trained"] / max(1, self.scored_tokens)
+        """Of the scored valid tokens."""
+        return 1 - self.trained_valid_tokens / max(1, self.scored_valid_tokens)
 
     def as_json(self) -> dict[str, Any]:
         derived = {"scored_per_trained": self.scored_per_trained, "never_trained_share": self.never_trained_share}
@@ -66,10 +69,14 @@ def audit_cost(run: Path) -> CostAudit:
 
 def _account(store: StoreReader, updates: Mapping[int, UpdateRecord], costs: Mapping[str, float]) -> CostAudit:
     fates: Counter[str] = Counter()
+    valid: Counter[str] = Counter()
     longest: dict[str, int] = {}
     turns = 0
     for turn in store.stored_turns():
-        fates[turn.fate.kind] += turn.tokens
+        dead = turn.fate.kind == "trained" and turn.reason is not None
+        fates["dead" if dead else turn.fate.kind] += turn.tokens
+        if turn.reason is None:
+            valid[turn.fate.kind] += turn.valid_tokens
         longest[turn.rollout] = max(longest.get(turn.rollout, 0), turn.tokens)
         turns += 1
     last, read = updates[max(updates)], sum(longest.values())
@@ -91,6 +98,8 @@ def _account(store: StoreReader, updates: Mapping[int, UpdateRecord], costs: Map
         read_tokens=read,
         generated_tokens=last.spent.generated_tokens,
         scored_by_fate={fate: fates[fate] for fate in FATES},
+        scored_valid_tokens=valid.total(),
+        trained_valid_tokens=valid["trained"],
         elapsed_s=last.elapsed_s,
         learner_s=last.spent.learner_s,
         waited_s=sum(record.waited_s for record in updates.values()),

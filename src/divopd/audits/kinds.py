@@ -19,7 +19,7 @@ class Kind:
     rollouts: int
     used: float  # share of its rollouts that gave a trained turn
     arrived: float  # share of the turns
-    trained: float  # share of the rows
+    trained: float  # share of the trained turns; dead rows are none
     disagreement: float  # mean over its valid turns, in nats
     success_rate: float | None  # at the last evaluation, in percent
 
@@ -42,8 +42,9 @@ def audit_kinds(run: Path) -> dict[str, Kind]:
         kind = kinds[turn.task]
         rollouts[kind].add(turn.rollout)
         arrived[kind] += 1
-        if turn.reason is None:
-            valid[kind].append(turn.disagreement)
+        if turn.reason is not None:
+            continue  # a dead row takes a slot and is not trained
+        valid[kind].append(turn.disagreement)
         if turn.fate.kind == "trained":
             used[kind].add(turn.rollout)
             trained[kind] += 1

@@ -8,7 +8,7 @@ from typing import Any
 from divopd.errors import InputError
 
 Report = Callable[[int], None]  # hears of each version or update that a long audit has done
-Audit = Callable[[Path, dict[str, Any], Report], dict[str, Any]]
+Audit = Callable[[Path, dict[str, Any], Report], dict[str, Any]]  # the second: what load_subject is told to change
 
 
 def _utilization(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -16,6 +16,13 @@ def _utilization(run: Path, changes: dict[str, Any], report: Report) -> dict[str
     from divopd.audits.utilization import audit_utilization
 
     return {name: asdict(used) for name, used in audit_utilization(load_subject(run, **changes)).items()}
+
+
+def uncapped_row(run: Path) -> dict[str, Any]:
+    """The row of utilization that is not of the audited run: `divopd` without a cap on the recording of its own."""
+    from divopd.audits.utilization import OWN_RUN, audit_uncapped
+
+    return {OWN_RUN: asdict(audit_uncapped(run))}
 
 
 def _selection(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -50,15 +57,23 @@ def _cost(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
     from divopd.audits.cost import audit_cost
 
     if changes:
-        raise InputError("cost counts what a run did; numbers of a composer change nothing there: leave them out")
+        raise InputError("cost counts what a whole run did; leave out --first and the numbers of a composer")
     return audit_cost(run).as_json()
+
+
+def _time(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
+    from divopd.audits.timing import audit_time
+
+    if changes:
+        raise InputError("time tells what a whole run did; leave out --first and the numbers of a composer")
+    return audit_time(run).as_json()
 
 
 def _kinds(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
     from divopd.audits.kinds import audit_kinds
 
     if changes:
-        raise InputError("kinds counts what a run did; numbers of a composer change nothing there: leave them out")
+        raise InputError("kinds counts what a whole run did; leave out --first and the numbers of a composer")
     return {name: asdict(kind) for name, kind in audit_kinds(run).items()}
 
 
@@ -69,5 +84,6 @@ AUDITS: dict[str, Audit] = {
     "stability": _stability,
     "geometry": _geometry,
     "cost": _cost,
+    "time": _time,
     "kinds": _kinds,
 }

@@ -8,21 +8,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from divopd.audits.table import AUDITS
+from divopd.audits.table import AUDITS, uncapped_row
 from divopd.errors import InputError, UnknownNameError
 from divopd.store import Store, is_store
 
 HELP = """Check a run, or measure it.
   ledger       recompute every batch from the journal; fails at the first difference
   utilization  rollouts that no batch used, for every composer on the same turns, beside the bound
-  selection    depth and outcome of the trained turns through the stages gate, coverage, focus
+  selection    depth, outcome and disagreement of the trained turns through the stages gate, coverage, focus;
+               what the gate rejects: truncated, failed, unscored
   retention    what focus keeps and drops
   stability    cached disagreement against the same recomputed at later versions (needs weights)
-  geometry     selected gradients against the pool's gradient, for every composer (needs weights)
+  geometry     selected gradients of the last 8 updates against the pool's gradient, for every composer, and how much
+               further an oracle gets than the best of them (needs weights: audits.keep_last)
   cost         tokens and seconds of explorers, teacher and learner
+  time         how the seconds of an update follow the tokens of its batch; updates + waits against the clock
   kinds        which kinds of tasks arrive, are used and are trained: whether one starves
 Each but ledger prints a table and writes NAME.json and NAME.png."""
-EXAMPLE = "divopd audit utilization runs/mine\n  divopd audit selection turns.jsonl --cap 3 --out audits"
+EXAMPLE = """divopd audit utilization runs/mine
+  divopd audit selection turns.jsonl --cap 3 --out audits
+  the paper's table of utilization, with its row of divopd without a cap on the recording of its own run:
+  divopd train configs/default/divopd.yaml --out runs/divopd
+  divopd train configs/default/divopd.yaml --set composer.cap=null --out runs/uncapped
+  divopd audit utilization runs/divopd --first 100 --uncapped runs/uncapped"""
 
 NUMBERS = ("batch_size", "pool_multiplier", "cap", "max_staleness", "max_pending_age", "seed")
 
@@ -47,6 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, its store.db, or JSON lines")
     parser.add_argument("--json", action="store_true", help="print the figures instead: an object, by run if several")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where files go (default: the run's folder, or here)")
+    parser.add_argument(
+        "--first", metavar="N", help="only the first N updates (default: all; not for ledger, cost and kinds)"
+    )
+    parser.add_argument(
+        "--uncapped",
+        type=Path,
+        metavar="RUN",
+        help="utilization only: one more row, divopd without a cap on the recording of this run of its own, whole",
+    )
     for number in NUMBERS:
         option = f"--{number.replace('_', '-')}"
         parser.add_argument(option, metavar="N", help="the composer's (default: the run's own; the paper's for a file)")
@@ -55,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.name != "ledger" and args.name not in AUDITS:
         raise UnknownNameError("audit", args.name, ["ledger", *AUDITS])
-    for path in args.runs:
+    _refuse_what_does_not_fit(args)
+    for path in [*args.runs, *([args.uncapped] if args.uncapped else [])]:
         if not path.exists():
             raise InputError(f"{path}: no such run or recording; expected a run's folder, a store.db or a .jsonl file")
     names = _names(args.runs)
@@ -63,9 +81,12 @@ def run(args: argparse.Namespace) -> int:
         ledgers = {name: audit_ledger_of(path) for name, path in names.items()}
         _print_ledgers(ledgers, as_json=args.json)
         return 0
-    changes = {name: _number(name, text) for name in NUMBERS if (text := getattr(args, name)) is not None}
+    changes = {name: _number(name, text) for name in (*NUMBERS, "first") if (text := getattr(args, name)) is not None}
     with _counter(f"{args.name}: steps done") as count:
         figures = {name: AUDITS[args.name](path, changes, count) for name, path in names.items()}
+        if args.uncapped:
+            [audited] = figures.values()
+            audited |= uncapped_row(args.uncapped)
     if args.json:
         print(json.dumps(figures if len(figures) > 1 else next(iter(figures.values()))))
     else:
@@ -74,6 +95,15 @@ def run(args: argparse.Namespace) -> int:
         print_audit(args.name, figures)
     _write(args.name, figures, args.out or _home(args.runs))
     return 0
+
+
+def _refuse_what_does_not_fit(args: argparse.Namespace) -> None:
+    if args.first is not None and args.name == "ledger":
+        raise InputError(f"--first is {args.first!r}; expected nothing there: the ledger is checked whole")
+    if args.first is not None and not (args.first.isdecimal() and int(args.first)):
+        raise InputError(f"--first is {args.first!r}; expected a number, 1 or more")
+    if args.uncapped and (args.name != "utilization" or len(args.runs) > 1):
+        raise InputError(f"--uncapped {args.uncapped}: expected `audit utilization` of one run, to which it adds a row")
 
 
 def _print_ledgers(ledgers: dict[str, tuple[str, dict[str, Any]]], *, as_json: bool) -> None:

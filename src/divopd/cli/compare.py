@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HELP = "Compare runs: success rates, cost to the target in every currency, and how the experience was used."
 EXAMPLE = """divopd compare runs/vanilla-seed0 runs/divopd-seed0 --figure curves.png
-  divopd compare runs"""
+  divopd compare runs --target 70"""
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run's folder, or a folder of runs; several seeds are averaged",
     )
     parser.add_argument("--json", action="store_true", help="one object with every figure")
+    parser.add_argument(
+        "--target",
+        metavar="PERCENT",
+        help="τ, the success rate to which cost is counted: a multiple of 5 (default: the runs' evaluation.target, "
+        "else the largest multiple of 5 at or below vanilla's peak)",
+    )
     parser.add_argument("--figure", type=Path, metavar="FILE.png", help="also draw the curves (.png, .svg or .pdf)")
 
 
@@ -36,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--figure {args.figure}: expected a name that ends in {', '.join(PICTURES)}")
     from divopd.report.run_comparison import compare_runs
 
+    target = None if args.target is None else _target(args.target)
     runs = _read(args.runs)
-    comparison = compare_runs(runs)
+    comparison = compare_runs(runs, target=target)
     if args.json:
         print(json.dumps(comparison.as_json()))
     else:
@@ -50,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
         draw_curves(runs, args.figure, target=comparison.target)
         print(f"picture: {args.figure}", file=sys.stderr)
     return 0
+
+
+def _target(text: str) -> int:
+    if not text.isdecimal() or int(text) not in range(5, 101, 5):
+        raise InputError(f"--target is {text!r}; expected a success rate in percent, a multiple of 5 from 5 to 100")
+    return int(text)
 
 
 def _read(paths: Sequence[Path]) -> "list[RunFigures]":

@@ -28,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
         f"rollout {told['rollout']}: {counted(len(told['turns']), 'turn')} of task {told['task']!r}, "
         f"by policy version {told['version']}, in the queue from update {told['available_at']} on"
     )
-    for turn in told["turns"]:
+    for turn in sorted([*told["turns"], *told["teacher_turns"]], key=lambda turn: turn["turn"]):
         print(f"  {turn['sentence']}")
     return 0

@@ -24,6 +24,16 @@ class CheckedEnvironment:
     def step(self, action: str) -> Observation:
         return self._checked("step", self._environment.step(action))
 
+    def valid_actions(self) -> list[str] | None:
+        ask = getattr(self._environment, "valid_actions", None)
+        allowed = ask() if ask is not None else None
+        if not _lists_actions(allowed):
+            raise InputError(
+                f"environment {type(self._environment).__name__}.valid_actions returned {_short(allowed)}; "
+                "expected a list of strings or None"
+            )
+        return allowed
+
     def __getattr__(self, name: str) -> Any:
         if name == "_environment":  # while it is copied there is none yet
             raise AttributeError(name)

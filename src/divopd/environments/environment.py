@@ -1,7 +1,7 @@
 """What an environment can do. A user's own environment is this protocol and nothing more."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +26,16 @@ class Environment(Protocol):
     def reset(self, task: str) -> Observation: ...
 
     def step(self, action: str) -> Observation: ...
+
+
+@runtime_checkable
+class TellsActions(Protocol):
+    """An environment may have this method too, if its observations do not list what is allowed.
+
+    Recovery (specification §6.3) calls it where an action is repeated, and never in an evaluation. It changes nothing.
+    Without it, an unchanged text stands for an unchanged set.
+    """
+
+    def valid_actions(self) -> list[str] | None:
+        """Every action that is allowed now; None: it cannot be told."""
+        ...

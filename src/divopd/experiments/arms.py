@@ -28,17 +28,18 @@ class Arm:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("default", "ALFWorld, small homes", "alfworld", 4.0),
-        Setting("webshop-small", "WebShop, small shop", "webshop", 5.0),
-        Setting("scienceworld-short", "ScienceWorld, short tasks", "scienceworld", 8.0),
+        Setting("default", "ALFWorld, small homes", "alfworld", 6.0),
+        Setting("webshop-small", "WebShop, small shop", "webshop", 9.0),
+        Setting("scienceworld-short", "ScienceWorld, short tasks", "scienceworld", 16.0),
     )
 }
 
 MAIN = ("vanilla", "tcod-f2b", "turnopd", "divopd-focus", "divopd-base", "divopd", "divopd-r", "divopd-adaptive")
 CORE = ("vanilla", "divopd-base", "divopd", "divopd-r")
-LOADS = {"low": 0.25, "medium": 0.5}  # high is the setting's own load
+LOADS = {"low": 1 / 8, "medium": 3 / 8}  # 2 and 6 of the paper's 16 rollouts; high is the setting's own load
 READERS = ("vanilla", "divopd-base")
 CAPS = (3, 4, 5, 6)
+UNCAPPED = "divopd, no cap"  # only its own use of experience is told
 
 ARMS = {
     arm.name: arm
@@ -46,6 +47,7 @@ ARMS = {
         *(Arm(method, method) for method in MAIN),
         Arm("vanilla-wide", "vanilla", ("method=vanilla-wide",)),
         Arm("divopd-base, no cap", "divopd-base", ("composer.cap=null",)),
+        Arm(UNCAPPED, "divopd", ("composer.cap=null",)),
         *(Arm(f"divopd, k={cap}", "divopd", (f"composer.cap={cap}",)) for cap in CAPS),
         Arm("vanilla, staleness 4", "vanilla", ("composer.max_staleness=4",)),
         *(Arm(f"{reader}, {load} load", reader, load=share) for load, share in LOADS.items() for reader in READERS),

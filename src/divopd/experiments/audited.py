@@ -5,7 +5,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from divopd.experiments.arms import MAIN, SETTINGS
+from divopd.experiments.arms import MAIN, SETTINGS, UNCAPPED
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made, Sheet, cell, ratio_cell
 from divopd.report import audit_figures
@@ -14,6 +14,9 @@ from divopd.report.seeds import Interval, interval_of
 Settings = Mapping[str, SettingResults]
 Audits = dict[str, dict[str, Any]]  # by seed
 SOURCE = "divopd"  # the arm whose turns are audited
+RATIO_NOTE = (
+    "Scored/trained: in valid tokens, without dead rows. A dash: stored results of before, which counted whole rows."
+)
 
 
 def audits_of(results: SettingResults, name: str) -> Audits:
@@ -52,10 +55,22 @@ def utilization(settings: Settings) -> Made:
         ]
         limit = _over(audits, lambda a: 100 * next(iter(a.values()))["utilization"]["unreachable"])
         rows.append(["no composer below", cell(limit), "", "", ""])
-        heads = ["composer", "never selected %", "Gini", "scored/trained", "effective rollouts"]
-        return Sheet(f"{title}: turns of {SOURCE} runs replayed", heads, rows)
+        return Sheet(f"{title}: turns of {SOURCE} runs replayed", UTILIZATION_HEADS, rows, notes=[RATIO_NOTE])
 
-    return _made(settings, "utilization", sheet)
+    made = _made(settings, "utilization", sheet)
+    own = [_own_use(SETTINGS[name].title, one) for name, one in settings.items() if one.of(UNCAPPED)]
+    return Made([*made.sheets, *own], made.data, made.draw, made.pictured)
+
+
+UTILIZATION_HEADS = ["composer", "never selected %", "Gini", "scored/trained", "effective rollouts"]
+
+
+def _own_use(title: str, results: SettingResults) -> Sheet:
+    """How runs of divopd without a cap used the turns that they themselves made."""
+    measures = {"never_selected": (1, 100.0), "gini": (2, 1.0), "scored_per_trained": (2, 1.0)}
+    cells = [cell(results.mean(UNCAPPED, of), digits, scale=scale) for of, (digits, scale) in measures.items()]
+    late = cell(results.mean(UNCAPPED, "late:effective_rollouts"))
+    return Sheet(f"{title}: on the turns of its own runs", UTILIZATION_HEADS, [[UNCAPPED, *cells, late]])
 
 
 def selection(settings: Settings) -> Made:
@@ -140,9 +155,22 @@ def geometry(settings: Settings) -> Made:
             f"Focus projects further than base in {drawn} of {decided} audited updates in which they could differ, and "
             f"further than base's expectation in {expected}."
         )
-        return Sheet(title, ["composer", "projection", "cosine", "pairwise cosine"], rows, notes=[note])
+        notes = [note, *_oracle_notes(list(audits.values()))]
+        return Sheet(title, ["composer", "projection", "cosine", "pairwise cosine"], rows, notes=notes)
 
     return _made(settings, "geometry", sheet)
+
+
+def _oracle_notes(audits: list[dict[str, Any]]) -> list[str]:
+    """What only audits of the last eight updates have; older results say nothing of it."""
+    known = [audit for audit in audits if "oracle_ratio" in audit]
+    if not known:
+        return []
+    ratio, swapped = fmean(one["oracle_ratio"] for one in known), fmean(one["swapped_pairs"] for one in known)
+    return [
+        f"The oracle projects {ratio:.2f} times as far as the best of divopd, divopd-focus and top-b. Against the "
+        f"rollout-mean pool gradient {swapped:.1f} of 15 pairs of composers change places."
+    ]
 
 
 MEASURES = {"projection": 2, "cosine": 2, "pairwise_cosine": 3}
@@ -199,7 +227,7 @@ def cost(settings: Settings) -> Made:
                 for c in ("trained_tokens", "learner_s", "elapsed_s")
             )
             scored = cell(_over(audits, lambda a: a["scored_per_trained"]), 2)
-            unused = cell(_over(audits, lambda a: 100 * a["never_trained_share"]))
+            unused = cell(_over(audits, lambda a: a["never_trained_share"]), scale=100)
             rows.append([arm, *ratios, scored, unused, *per_update])
             if name == first:
                 shown[arm] = {
@@ -207,7 +235,8 @@ def cost(settings: Settings) -> Made:
                 }
         heads = ["method", "tokens\nto τ", "learner\nto τ", "elapsed\nto τ", "scored/\ntrained", "not\ntrained %"]
         seconds = ["learner\ntrains s", "learner\nwaits s", "explorers\ns", "teacher\ns"]
-        sheets.append(Sheet(f"{SETTINGS[name].title} (seconds per update, virtual)", [*heads, *seconds], rows))
+        title = f"{SETTINGS[name].title} (seconds per update, virtual)"
+        sheets.append(Sheet(title, [*heads, *seconds], rows, notes=[RATIO_NOTE]))
     return Made(sheets, data, partial(audit_figures.draw_cost, shown), pictured=SETTINGS[first].title)
 
 

@@ -1,293 +1,277 @@
-"""The table of claims: each numbered claim of the paper, our measurement, and a verdict by a rule stated in advance."""
+"""Claims of the paper, judged by the results that are there: direction, size and verdict, by rules stated before."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
-from itertools import chain
-from pathlib import Path
+from math import exp, log
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from divopd.experiments.arms import SETTINGS
-from divopd.experiments.measuring import Claim, claim_of, differences, levels, ratios, shares
+from divopd.experiments.measuring import Claim, chosen, claim_of, differences, levels, ratios, shares
+from divopd.experiments.paper_values import paper_values
 from divopd.experiments.results import SettingResults
-from divopd.experiments.sheet import Sheet, as_json
+from divopd.experiments.verdicts import (
+    FEWEST,
+    VERDICTS,
+    Direction,
+    Range,
+    Size,
+    Verdict,
+    count_of_settings,
+    direction_of,
+    level_of,
+    mean_over_settings,
+    ratio_over_settings,
+    size_of,
+    spread_of,
+    together,
+    verdict_of,
+    worst,
+)
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 
 Settings = Mapping[str, SettingResults]
-Verdict = Literal["holds", "does not hold", "not decidable here"]
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not decidable here"
-FEWEST = 3  # pairs, seeds or settings
+Found = Mapping[str, list[float]]
+FEWEST_EVALUATIONS = 24  # of a run whose last five are the end of training; the paper's runs have 24 to 49
+OF_FIVE = ("final_five", "best_five")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What the paper has: a figure for all its settings, the range over them, and values if its tables have them."""
+
+    figure: float
+    range: Range
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class InSetting:
+    """A claim in one of our settings."""
+
+    interval: Interval
+    direction: Direction
+    size: Size
+    values: Sequence[float]
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict_of(self.direction, self.size)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, what was measured (by setting, and over all of them), and the verdict."""
+    """A claim and its verdict; `interval` is of a mean over settings, `notes` are keys of the table's."""
 
     claim: Claim
+    paper: Paper
     verdict: Verdict
-    ours: str
-    interval: Interval | None
-    by_setting: dict[str, list[float]]
+    direction: Direction = "–"
+    size: Size = "–"
+    interval: Interval | None = None
+    by_setting: Mapping[str, InSetting] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    ours: str = ""  # in words, where an interval does not say it
 
 
 @dataclass(frozen=True)
 class ClaimsTable:
     rules: dict[str, str]
+    notes: dict[str, str]
     judged: tuple[Judged, ...]
     settings: dict[str, dict[str, list[int]]]  # seeds that were there, by setting and arm
+    earlier: tuple[str, ...]  # settings whose results are of other configurations than today's
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[Verdict, int]:
         found = Counter(one.verdict for one in self.judged)
-        return {verdict: found[verdict] for verdict in (HOLDS, FAILS, OPEN)}
-
-    def sheets(self) -> list[Sheet]:
-        rows = [
-            [one.claim.id, one.claim.where, one.claim.claim, _paper(one.claim), one.ours, one.verdict]
-            for one in self.judged
-        ]
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
-        heads = ["", "where", "claim", "paper", "ours [95 %]", "verdict"]
-        return [Sheet(f"claims: {counts}", heads, rows, texts=6)]
+        return {verdict: found[verdict] for verdict in VERDICTS}
 
 
 def judge_all(settings: Settings) -> ClaimsTable:
     """Judge every claim by the results that are there."""
-    text = (files("divopd.experiments") / "claims.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
-    judged = tuple(JUDGES[claim.kind](claim, settings) for claim in map(claim_of, data["claims"]))
+    data = claims_file()
+    judged = tuple(judge(claim_of(line), settings) for line in data["claims"])
     seeds = {name: {arm: sorted(one.of(arm)) for arm in one.arms} for name, one in settings.items()}
-    return ClaimsTable(data["rules"], judged, seeds)
+    earlier = tuple(name for name, one in settings.items() if one.earlier)
+    return ClaimsTable(data["rules"], data["notes"], judged, seeds, earlier)
+
+
+def claims_file() -> dict[str, Any]:
+    """claims.yaml."""
+    return yaml.safe_load((files("divopd.experiments") / "claims.yaml").read_text(encoding="utf-8"))
+
+
+def judge(claim: Claim, settings: Settings) -> Judged:
+    """One claim. Nothing is said about one that is withdrawn, or of which a setting was not measured."""
+    paper = paper_of(claim)
+    if claim.construction:
+        return Judged(claim, paper, "by construction", ours=claim.construction)
+    if notes := _withdrawn(claim, settings):
+        return Judged(claim, paper, "withdrawn", notes=notes)
+    if claim.unmeasured:
+        return Judged(claim, paper, "not measured here", notes=(claim.unmeasured,))
+    return JUDGES[claim.kind](claim, paper, settings)
+
+
+def paper_of(claim: Claim) -> Paper:
+    """What the paper says: as claims.yaml has it, and otherwise from the paper's tables."""
+    values = paper_values(claim)
+    if isinstance(claim.paper, tuple):
+        return Paper(fmean(claim.paper), Range(*claim.paper), values)
+    if claim.paper is not None:
+        return Paper(claim.paper, Range(claim.paper, claim.paper), values)
+    if claim.kind == "share":  # of updates, without a figure: more than half
+        return Paper(0.5, Range(0.5, 1.0), values)
+    known = values.values()
+    figure = exp(fmean(map(log, known))) if claim.kind == "ratio" else fmean(known)
+    return Paper(figure, Range(min(known), max(known)), values)
+
+
+def _withdrawn(claim: Claim, settings: Settings) -> tuple[str, ...]:
+    """The notes for which a claim waits for new runs; a mean of five evaluations does whenever a run has too few."""
+    runs = [run for one in chosen(claim, settings).values() for arm in claim.arms for run in one.of(arm).values()]
+    few = any(len(result.run.evaluations) < FEWEST_EVALUATIONS for result in runs)
+    return (("final-5",) if claim.of in OF_FIVE and few else ()) + claim.withdrawn
 
 
 # ── one judge per kind ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _difference(claim: Claim, settings: Settings) -> Judged:
-    found = differences(claim, settings)
-    interval = _over(found, interval_of)
-    figure = _figure(claim)
-    verdict: Verdict = OPEN
-    if interval and interval.count >= FEWEST:
-        side = 1 if figure >= 0 else -1
-        low, high = sorted((side * interval.low, side * interval.high))
-        verdict = _one_sided(low, high, null=0.0, paper=side * figure)
-    return Judged(claim, verdict, _shown(interval, claim, sign="+"), interval, found)
+def _effect(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+    """A difference or a ratio: of the mean over settings, or of every setting."""
+    ratio = claim.kind == "ratio"
+    found = ratios(claim, settings) if ratio else differences(claim, settings)
+    null = 1.0 if ratio else 0.0
+    side = claim.side or (1 if ratio or paper.figure > 0 else -1)
+    of_one = ratio_interval_of if ratio else interval_of
+
+    def judged(interval: Interval, compared: Range) -> tuple[Direction, Size]:
+        return direction_of(interval, null=null, side=side), size_of(interval, compared, side=side)
+
+    rows = {
+        name: InSetting(one := of_one(values), *judged(one, paper.range), values)
+        for name, values in found.items()
+        if values
+    }
+    if claim.over == "each":
+        return _each(claim, paper, rows)
+    interval = (ratio_over_settings if ratio else mean_over_settings)(found)
+    if interval is None:
+        return _unmeasured(claim, paper)
+    direction, size = judged(interval, Range(paper.figure, paper.figure))
+    if any(row.interval.count < FEWEST for row in rows.values()):
+        direction, size = "open", "open"
+    verdict = _if_complete(verdict_of(direction, size), claim, rows)
+    return Judged(claim, paper, verdict, direction, size, interval, rows)
 
 
-def _ratio(claim: Claim, settings: Settings) -> Judged:
-    found = ratios(claim, settings)
-    interval = _over(found, ratio_interval_of)
-    verdict: Verdict = OPEN
-    if interval and interval.count >= FEWEST:
-        verdict = _one_sided(interval.low, interval.high, null=1.0, paper=_figure(claim))
-    return Judged(claim, verdict, _shown(interval, claim, digits=2, unit="×"), interval, found)
+def _level(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+    of_one = ratio_interval_of if claim.base and not claim.minus_base else interval_of
+    accepted = Range(*claim.accept) if claim.accept else paper.range
+    rows = {
+        name: InSetting(one := of_one(values), "–", level_of(one, accepted), values)
+        for name, values in levels(claim, settings).items()
+        if values
+    }
+    return _each(claim, paper, rows)
 
 
-def _one_sided(low: float, high: float, *, null: float, paper: float) -> Verdict:
-    """Claimed: above the null value."""
-    if low > null:
-        return HOLDS
-    return FAILS if high < null or high < paper else OPEN
+def _share(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+    """A share of updates or seeds: more than half, and all where the paper says all."""
+
+    def size(values: list[float]) -> Size:
+        if claim.paper is None:
+            return "–"
+        if len(values) < FEWEST:
+            return "open"
+        return "as in the paper" if all(value == 1 for value in values) else "smaller"
+
+    rows = {
+        name: InSetting(one := interval_of(values), direction_of(one, null=0.5, side=1), size(values), values)
+        for name, values in shares(claim, settings).items()
+        if values
+    }
+    return _each(claim, paper, rows)
 
 
-def _tie(claim: Claim, settings: Settings) -> Judged:
-    found = differences(claim, settings)
-    interval = _over(found, interval_of)
-    verdict: Verdict = OPEN
-    if interval and interval.count >= FEWEST:
-        if interval.low > 0 or interval.high < 0:
-            verdict = FAILS
-        elif max(-interval.low, interval.high) <= claim.within:
-            verdict = HOLDS
-    return Judged(claim, verdict, _shown(interval, claim, sign="+"), interval, found)
+def _settings(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+    """In how many settings the direction is as claimed."""
+    cost = claim.of.startswith("cost:")
+    found = ratios(claim, settings) if cost else differences(claim, settings)
+    of_one, null = (ratio_interval_of, 1.0) if cost else (interval_of, 0.0)
+    rows = {
+        name: InSetting(one := of_one(values), direction_of(one, null=null, side=1), "–", values)
+        for name, values in found.items()
+        if values
+    }
+    if not rows:
+        return _unmeasured(claim, paper)
+    directions: list[Direction] = [row.direction for row in rows.values()]
+    verdict = count_of_settings(directions, wins=paper.range.low, of=paper.range.high)
+    ours = f"{directions.count('yes')} of {len(rows)}, {directions.count('open')} open"
+    return Judged(claim, paper, _if_complete(verdict, claim, rows), by_setting=rows, ours=ours)
 
 
-def _level(claim: Claim, settings: Settings) -> Judged:
-    found = levels(claim, settings)
-    interval = _over(found, interval_of)
-    assert isinstance(claim.paper, tuple)
-    low, high = claim.paper
-    verdict: Verdict = OPEN
-    if interval and interval.count >= FEWEST:
-        verdict = HOLDS if interval.low <= high and interval.high >= low else FAILS
-    return Judged(claim, verdict, _shown(interval, claim, digits=2), interval, found)
+def _highest(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+    """An arm's lead over each of the others in the one setting that the claim is about."""
+    [name] = claim.settings
+    if name not in settings or not all(settings[name].of(arm) for arm in claim.arms):
+        return _unmeasured(claim, paper)
+    gaps = {arm: interval_of(settings[name].differences(claim.arm, arm, claim.of)) for arm in claim.among}
+    rival = min(gaps, key=lambda arm: gaps[arm].mean)
+    direction = together([direction_of(gap, null=0.0, side=1) for gap in gaps.values()])
+    ours = f"{gaps[rival].mean:+.1f} to {rival}"
+    return Judged(claim, paper, verdict_of(direction, "–"), direction, interval=gaps[rival], ours=ours)
 
 
-def _settings(claim: Claim, settings: Settings) -> Judged:
-    costs = claim.of.startswith("cost:")
-    found = ratios(claim, settings) if costs else differences(claim, settings)
-    known = {name: values for name, values in found.items() if values}
-    null = 1.0 if costs else 0.0
-    better = sum(fmean(values) > null for values in known.values())
-    assert isinstance(claim.paper, tuple)
-    wins, of = claim.paper
-    enough = bool(known) and better / len(known) >= wins / of
-    verdict: Verdict = OPEN if len(known) < FEWEST else HOLDS if enough else FAILS
-    return Judged(claim, verdict, f"{better} of {len(known)}", None, found)
-
-
-def _share(claim: Claim, settings: Settings) -> Judged:
-    found = shares(claim, settings)
-    values = list(chain.from_iterable(found.values()))
-    if not values:
-        return Judged(claim, OPEN, "–", None, found)
-    verdict: Verdict = HOLDS if fmean(values) >= claim.at_least else FAILS
-    return Judged(claim, verdict, f"{100 * fmean(values):.0f} %", interval_of(values), found)
-
-
-def _near_zero(claim: Claim, settings: Settings) -> Judged:
-    found = levels(claim, settings)
-    interval = _over(found, interval_of)
-    verdict: Verdict = OPEN
-    if interval and interval.count >= FEWEST:
-        if -claim.within <= interval.low and interval.high <= claim.within:
-            verdict = HOLDS
-        elif interval.low > claim.within or interval.high < -claim.within:
-            verdict = FAILS
-    return Judged(claim, verdict, _shown(interval, claim, digits=3), interval, found)
-
-
-def _highest(claim: Claim, settings: Settings) -> Judged:
-    for name, one in settings.items():
-        means = {arm: one.mean(arm, claim.of) for arm in claim.among if one.of(arm)}
-        own = one.mean(claim.arm, claim.of) if one.of(claim.arm) else None
-        if name not in claim.settings or own is None or len(means) < len(claim.among):
-            continue
-        gaps = {arm: interval_of(one.differences(claim.arm, arm, claim.of)) for arm in means}
-        rival = min(gaps, key=lambda arm: gaps[arm].mean)
-        verdict: Verdict = OPEN
-        if own.count >= FEWEST and any(gap.high < 0 for gap in gaps.values()):
-            verdict = FAILS
-        elif own.count >= FEWEST and all(gap.low > 0 for gap in gaps.values()):
-            verdict = HOLDS
-        ours = f"{own.mean:.1f}; {gaps[rival].mean:+.1f} to {rival}"
-        return Judged(claim, verdict, ours, own, {arm: [gap.mean] for arm, gap in gaps.items()})
-    return Judged(claim, OPEN, "–", None, {})
-
-
-def _spread(claim: Claim, settings: Settings) -> Judged:
-    """The largest spread over settings, as the paper says "up to"."""
-    found: dict[str, list[float]] = {}
+def _spread(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+    """The largest spread of the arms' means over settings ("up to"), beside the widest of their intervals."""
+    spreads: dict[str, float] = {}
     widest = 0.0
-    for name, one in settings.items():
-        means = [one.mean(arm, claim.of) for arm in claim.among if one.of(arm)]
-        known = [mean for mean in means if mean is not None and mean.count >= FEWEST]
-        if len(known) == len(claim.among):
-            found[name] = [max(mean.mean for mean in known) - min(mean.mean for mean in known)]
-            widest = max(widest, *(mean.high - mean.low for mean in known))
-    if not found:
-        return Judged(claim, OPEN, "–", None, found)
-    spread, needed = max(chain.from_iterable(found.values())), _figure(claim) / 2
-    verdict: Verdict = OPEN
-    if spread >= needed and spread > widest:
-        verdict = HOLDS
-    elif spread < needed and widest < needed:
-        verdict = FAILS
-    return Judged(claim, verdict, f"{spread:.1f} (widest interval {widest:.1f})", None, found)
+    for name, one in chosen(claim, settings).items():
+        means = [mean for arm in claim.among if (mean := one.mean(arm, claim.of)) and mean.count >= FEWEST]
+        if len(means) == len(claim.among):
+            spreads[name] = max(mean.mean for mean in means) - min(mean.mean for mean in means)
+            widest = max(widest, *(mean.high - mean.low for mean in means))
+    if not spreads:
+        return _unmeasured(claim, paper)
+    largest = max(spreads.values())
+    size = spread_of(largest, widest=widest, paper=paper.figure)
+    ours = f"{largest:.1f} (widest interval {widest:.1f})"
+    return Judged(claim, paper, _if_complete(verdict_of("–", size), claim, spreads), size=size, ours=ours)
 
 
-JUDGES: dict[str, Callable[[Claim, Settings], Judged]] = {
-    "difference": _difference,
-    "ratio": _ratio,
-    "tie": _tie,
+JUDGES: dict[str, Callable[[Claim, Paper, Settings], Judged]] = {
+    "difference": _effect,
+    "ratio": _effect,
     "level": _level,
-    "settings": _settings,
     "share": _share,
-    "near_zero": _near_zero,
+    "settings": _settings,
     "highest": _highest,
     "spread": _spread,
 }
 
 
-def _over(found: Mapping[str, list[float]], mean: Callable[[list[float]], Interval]) -> Interval | None:
-    """Over all seeds of all settings."""
-    values = list(chain.from_iterable(found.values()))
-    return mean(values) if values else None
+def _each(claim: Claim, paper: Paper, rows: Mapping[str, InSetting]) -> Judged:
+    """A claim about every setting."""
+    if not rows:
+        return _unmeasured(claim, paper)
+    verdict = worst([row.verdict for row in rows.values()])
+    direction = together([row.direction for row in rows.values()])
+    sizes: list[Size] = [row.size for row in rows.values()]
+    size: Size = sizes[0] if len(set(sizes)) == 1 else "open"
+    return Judged(claim, paper, _if_complete(verdict, claim, rows), direction, size, by_setting=rows)
 
 
-def _figure(claim: Claim) -> float:
-    assert isinstance(claim.paper, int | float)
-    return float(claim.paper)
+def _unmeasured(claim: Claim, paper: Paper) -> Judged:
+    return Judged(claim, paper, "not measured here", notes=("not run",))
 
 
-def _shown(interval: Interval | None, claim: Claim, *, digits: int = 1, sign: str = "", unit: str = "") -> str:
-    if interval is None:
-        return "–"
-    scale, unit = (100.0, _percent_of(claim)) if claim.percent else (1.0, unit)
-    digits = 1 if claim.percent else max(digits, 2 if abs(interval.mean) < 1 else digits)
-    limits = f" [{scale * interval.low:.{digits}f}, {scale * interval.high:.{digits}f}]" if interval.count > 1 else ""
-    return f"{scale * interval.mean:{sign}.{digits}f}{unit}{limits} (n = {interval.count})"
-
-
-def _percent_of(claim: Claim) -> str:
-    """Differences of percentages are in points."""
-    return " points" if claim.kind in ("difference", "tie") else " %"
-
-
-def _paper(claim: Claim) -> str:
-    in_percent = claim.percent or claim.kind == "share"
-    scale, unit = (100, _percent_of(claim)) if in_percent else (1, "×" if claim.kind == "ratio" else "")
-    if isinstance(claim.paper, tuple):
-        first, second = (f"{scale * value:g}" for value in claim.paper)
-        return f"{first} of {second}" if claim.kind == "settings" else f"{first}–{second}{unit}"
-    return f"{scale * claim.paper:{'+' if claim.kind == 'difference' else ''}.4g}{unit}"
-
-
-# ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def write_claims(table: ClaimsTable, folder: Path) -> list[Path]:
-    """claims.md and claims.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files_written = [folder / "claims.md", folder / "claims.json"]
-    files_written[0].write_text(_markdown(table), encoding="utf-8")
-    files_written[1].write_text(json.dumps(_json(table), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return files_written
-
-
-def _markdown(table: ClaimsTable) -> str:
-    lines = [
-        "# The paper's claims, measured here",
-        "",
-        "Made by `divopd paper claims` from the files in `results/`; never edited by hand. The runs were made by",
-        "`divopd paper --all` with tiny models on the virtual clock: other models, sizes and numbers than the",
-        "paper's, so what is judged is whether a claim carries over, not whether the paper is right. Claims,",
-        "measures and rules stand in `src/divopd/experiments/claims.yaml`. n counts paired seeds over all settings.",
-        "",
-        *(text for sheet in table.sheets() for text in (sheet.markdown(), "")),
-        "## Rules",
-        "",
-        *(f"- **{kind.replace('_', ' ')}**: {rule}" for kind, rule in table.rules.items()),
-        "",
-        "## Runs",
-        "",
-    ]
-    for setting, arms in table.settings.items():
-        lines += [f"{SETTINGS[setting].title} (`configs/{setting}`), seeds:", ""]
-        lines += [f"- {arm}: {', '.join(map(str, seeds))}" for arm, seeds in arms.items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _json(table: ClaimsTable) -> dict[str, Any]:
-    claims = [
-        {
-            "id": one.claim.id,
-            "where": one.claim.where,
-            "claim": one.claim.claim,
-            "kind": one.claim.kind,
-            "paper": one.claim.paper,
-            "ours": as_json(one.interval),
-            "shown": one.ours,
-            "by_setting": one.by_setting,
-            "verdict": one.verdict,
-        }
-        for one in table.judged
-    ]
-    return {"counts": table.counts, "rules": table.rules, "seeds": table.settings, "claims": claims}
+def _if_complete(verdict: Verdict, claim: Claim, rows: Mapping[str, Any]) -> Verdict:
+    """Nothing is decided until every setting that the claim is about was measured."""
+    return verdict if set(claim.settings or SETTINGS) <= set(rows) else "not decided"

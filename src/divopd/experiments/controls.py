@@ -15,7 +15,9 @@ Settings = Mapping[str, SettingResults]
 TITLES = {"peak": "peak %", "final_five": "final-5 %", "best_five": "best-5 %", "final": "final %", "nauc": "nAUC %"}
 
 
-def control(settings: Settings, *, arm: str, base: str, measures: Sequence[str], costs: Sequence[str] = ()) -> Made:
+def control(
+    settings: Settings, *, arm: str, base: str, measures: Sequence[str], costs: Sequence[str] = (), note: str = ""
+) -> Made:
     """An arm beside its control, seed by seed: success rates, and cost to τ where it is asked for."""
     rows: list[list[str]] = []
     data: dict[str, Any] = {}
@@ -38,7 +40,7 @@ def control(settings: Settings, *, arm: str, base: str, measures: Sequence[str],
             rows.append([title, f"{COSTS[currency]} to τ", "", "", shown])
             panels[currency].append(Estimate(title, ratio or ONE, PALETTE[place], ratios))
     heads = ["setting", "measure", arm, base, "difference, or\ncost ratio"]
-    sheet = Sheet(f"{arm} against {base}, paired by seed", heads, rows, texts=2, notes=[NOTE])
+    sheet = Sheet(f"{arm} against {base}, paired by seed", heads, rows, texts=2, notes=[NOTE, *filter(None, [note])])
     drawn = [Panel(f"{TITLES[m].removesuffix(' %')}: difference (points)", panels[m]) for m in measures]
     drawn += [Panel(f"{COSTS[c]} to τ: ratio", panels[c], null=1.0) for c in costs]
     return Made([sheet], data, partial(draw_forest, drawn))

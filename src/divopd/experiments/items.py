@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from divopd.experiments import audited, controls, learning
-from divopd.experiments.arms import CAPS, LOADS, MAIN, READERS
+from divopd.experiments.arms import CAPS, LOADS, MAIN, READERS, UNCAPPED
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made
 
@@ -34,15 +34,23 @@ class Item:
 
 
 def _control(
-    name: str, title: str, where: str, *, arm: str, base: str, measures: tuple[str, ...], costs: tuple[str, ...] = ()
+    name: str,
+    title: str,
+    where: str,
+    *,
+    arm: str,
+    base: str,
+    measures: tuple[str, ...],
+    costs: tuple[str, ...] = (),
+    note: str = "",
 ) -> Item:
-    build = partial(controls.control, arm=arm, base=base, measures=measures, costs=costs)
+    build = partial(controls.control, arm=arm, base=base, measures=measures, costs=costs, note=note)
     arms = tuple(dict.fromkeys(("vanilla", base, arm)))
     return Item(name, title, where, arms, build, needs=(arm, base))
 
 
-def _audit(name: str, title: str, where: str, build: Build, *audits: str) -> Item:
-    return Item(name, title, where, (audited.SOURCE,), build, needs=(audited.SOURCE,), audits=audits)
+def _audit(name: str, title: str, where: str, build: Build, *audits: str, beside: tuple[str, ...] = ()) -> Item:
+    return Item(name, title, where, (audited.SOURCE, *beside), build, needs=(audited.SOURCE,), audits=audits)
 
 
 ITEMS = {
@@ -66,7 +74,7 @@ ITEMS = {
         _control(
             "cap",
             "cap against no cap, same candidates",
-            "Table 18, Figure 5a",
+            "Table 18, Figure 5a; there one seed, 42",
             arm="divopd-base",
             base="divopd-base, no cap",
             measures=("peak", "final_five"),
@@ -78,6 +86,7 @@ ITEMS = {
             arm="divopd-base",
             base="vanilla-wide",
             measures=("peak", "best_five", "final"),
+            note="vanilla-wide composes exactly vanilla's batches if W ≥ δ − 1: an empty control here (see claims.md).",
         ),
         _control(
             "focus",
@@ -113,7 +122,14 @@ ITEMS = {
             measures=("peak", "final_five"),
             costs=("learner_s",),
         ),
-        _audit("utilization", "rollouts never selected, and the bound", "Table 11", audited.utilization, "utilization"),
+        _audit(
+            "utilization",
+            "rollouts never selected, and the bound",
+            "Table 11",
+            audited.utilization,
+            "utilization",
+            beside=(UNCAPPED,),
+        ),
         _audit("selection", "selected turns by depth and outcome", "Table 14", audited.selection, "selection"),
         _audit("retention", "what focus keeps and drops", "Table 10", audited.retention, "retention", "geometry"),
         _audit("geometry", "selected gradients against the pool's", "Table 13", audited.geometry, "geometry"),

@@ -163,20 +163,21 @@ def producer_load(settings: Settings) -> Made:
     rows: list[list[str]] = []
     data: dict[str, Any] = {}
     results = next(iter(settings.values()))
-    measures = {"final": 1, "final_five": 1, "nauc": 1, "stale_rows": 0, "arrival_per_drain": 2}
+    measures = {"final": 1, "nauc": 1, "stale_rows": 0, "arrival_per_drain": 2}
     for suffix, level in levels.items():
         for reader in READERS:
             arm = f"{reader}, {suffix}" if suffix else reader
             found = {of: results.mean(arm, of) if results.of(arm) else None for of in measures}
             data[arm] = {of: as_json(value) for of, value in found.items()}
             rows.append([level, reader, *(cell(found[of], digits) for of, digits in measures.items())])
-    heads = ["load", "reader", "final %", "final-5 %", f"nAUC@{results.budget} %", "stale\nrows", "arrival/\ndrain"]
+    heads = ["load", "reader", "final %", f"nAUC@{results.budget} %", "stale\nrows", "arrival/\ndrain"]
     notes = [
-        "High is the setting's own number of rollouts in flight, low and medium a quarter and half of it. Paused: "
-        f"high load, but explorers pause while {BACKLOG} turns wait (admission control). Arrival/drain: turns that "
-        "entered the queue for each that the learner took from it."
+        "High is the setting's own number of rollouts in flight, low an eighth and medium three eighths of it. Final: "
+        f"the last evaluation. Paused: high load, but explorers pause while {BACKLOG} turns wait (admission control). "
+        "Arrival/drain: turns put per second of the run, by turns read into the pool per second in which the learner "
+        "did not wait."
     ]
-    shown = {"final-5 success (%)": "final_five", "stale rows": "stale_rows", "arrival / drain": "arrival_per_drain"}
+    shown = {"final success (%)": "final", "stale rows": "stale_rows", "arrival / drain": "arrival_per_drain"}
     series = {
         title: {reader: [_mean_or_nothing(results, reader, suffix, of) for suffix in levels] for reader in READERS}
         for title, of in shown.items()

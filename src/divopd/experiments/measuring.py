@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from divopd.experiments.learning import lower_shares
 from divopd.experiments.results import SettingResults
@@ -13,22 +14,33 @@ Settings = Mapping[str, SettingResults]
 
 @dataclass(frozen=True)
 class Claim:
-    """A line of claims.yaml. `paper` is a figure or a range; `minus` is a second measure of the same runs."""
+    """A line of claims.yaml, whose head says what the fields are."""
 
     id: str
     where: str
     claim: str
-    kind: str
-    paper: float | tuple[float, float]
+    kind: Literal["difference", "ratio", "level", "share", "settings", "highest", "spread"]
     of: str
+    over: Literal["mean", "each"] = "mean"
+    paper: float | tuple[float, float] | None = None
+    accept: tuple[float, float] | None = None
+    side: Literal[1, -1] | None = None
     arm: str = ""
     base: str = ""
     minus: str = ""
+    minus_base: bool = False
+    load: Literal["low", "medium", "high"] | None = None
     among: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
-    within: float = 0.0
-    at_least: float = 0.0
     percent: bool = False
+    withdrawn: tuple[str, ...] = ()
+    unmeasured: str = ""
+    construction: str = ""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """All arms whose runs it is about."""
+        return tuple(name for name in (self.arm, self.base, *self.among) if name)
 
 
 def claim_of(line: Mapping[str, Any]) -> Claim:
@@ -44,6 +56,8 @@ def chosen(claim: Claim, settings: Settings) -> dict[str, SettingResults]:
 
 def differences(claim: Claim, settings: Settings) -> dict[str, list[float]]:
     """Arm minus base, or one measure minus the other, seed by seed."""
+    if claim.of == "geometry:cosine":
+        return {name: _cosine_gains(one) for name, one in chosen(claim, settings).items()}
     if claim.minus:
         return {name: _minus(claim, one) for name, one in chosen(claim, settings).items()}
     return {name: one.differences(claim.arm, claim.base, claim.of) for name, one in chosen(claim, settings).items()}
@@ -67,11 +81,15 @@ def ratios(claim: Claim, settings: Settings) -> dict[str, list[float]]:
 
 
 def levels(claim: Claim, settings: Settings) -> dict[str, list[float]]:
-    """A measure of one arm, seed by seed."""
+    """A measure of one arm, a difference or a ratio, seed by seed."""
+    if claim.minus or claim.minus_base:
+        return differences(claim, settings)
     if claim.base:
         return ratios(claim, settings)
-    if claim.of == "geometry:pairwise":
-        return {name: _pairwise(one) for name, one in chosen(claim, settings).items()}
+    kind, _, name = claim.of.partition(":")
+    audited = {"geometry": _pairwise, "stability": partial(_stability, field=name)}.get(kind)
+    if audited:
+        return {name: audited(one) for name, one in chosen(claim, settings).items()}
     return {name: list(one.values(claim.arm, claim.of).values()) for name, one in chosen(claim, settings).items()}
 
 
@@ -97,6 +115,21 @@ def _audits(results: SettingResults) -> list[dict[str, Any]]:
 
 def _focus_above(results: SettingResults, kind: str) -> list[float]:
     return [audit["focus_above_base"][kind] / audit["decided"] for audit in _audits(results) if audit["decided"]]
+
+
+def _cosine_gains(results: SettingResults) -> list[float]:
+    """Cosine with the pool's gradient, of focus minus of base, in the mean of the audited updates."""
+
+    def cosine(audit: dict[str, Any], composer: str) -> float:
+        return fmean(one["composers"][composer]["cosine"] for one in audit["updates"])
+
+    return [cosine(audit, "divopd") - cosine(audit, "divopd-base") for audit in _audits(results)]
+
+
+def _stability(results: SettingResults, *, field: str) -> list[float]:
+    """A figure of the stability audit at the largest lag that a trained row can have."""
+    audits = [one.audits["stability"] for one in results.of("divopd").values() if "stability" in one.audits]
+    return [lag[field] for audit in audits for lag in audit["lags"] if lag["lag"] == audit["max_staleness"]]
 
 
 def _pairwise(results: SettingResults) -> list[float]:

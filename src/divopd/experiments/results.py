@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from divopd.errors import InputError
+from divopd.experiments.arms import ARMS
 from divopd.experiments.wanted import Wanted, same_settings
 from divopd.methods import BASELINE
-from divopd.metrics import Utilization, mean_of_last
+from divopd.metrics import Utilization, arrival_per_drain, mean_of_last
 from divopd.records import BatchFigures, encode_update
 from divopd.report.run_comparison import CURRENCIES, Standing, compare_runs
-from divopd.report.runs import Costs, Evaluated, RunFigures, read_run
+from divopd.report.runs import Costs, Evaluated, RunFigures, drained_by, read_run
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 from divopd.store import Store
 from divopd.store.journal import Account
 
+APART = {override.partition("=")[0].replace(".", "/") for arm in ARMS.values() for override in arm.overrides} - {
+    "method"
+} | {"explorer/rollouts_in_flight"}  # of the configurations of a method's arms; in flight: their load
 BATCH = tuple(field.name for field in fields(BatchFigures))
 OTHERS = ("stale", "aged_out", "invalid", "queued", "turns_put", "waited_s")
 
@@ -31,10 +35,6 @@ def result_of(wanted: Wanted, *, audits: Mapping[str, Any], seconds: float | Non
         columns = {name: [_short(one[name]) for one in told] for name in (*BATCH, *OTHERS)}
         columns["gradient_norm"] = [_short(one.learner.gradient_norm) for one in updates if one.learner]
         kinds = {version: one.by_kind for version, one in store.evaluations().items()}
-        drained = sum(
-            turn.first_seen is not None and (turn.fate.kind != "stale" or turn.fate.update != turn.first_seen)
-            for turn in store.stored_turns()
-        )
     return {
         "setting": wanted.setting,
         "method": wanted.config.method,
@@ -48,13 +48,21 @@ def result_of(wanted: Wanted, *, audits: Mapping[str, Any], seconds: float | Non
         "costs": asdict(run.costs),
         "utilization": asdict(run.utilization),
         "account": run.account._asdict(),
-        "drained": drained,
+        "drained": drained_by(updates),
         "audits": dict(audits),
     }
 
 
 def _short(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.5g}")
+
+
+def in_valid_tokens(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a utilization or a cost audit; of results that counted whole rows the ratios are not known."""
+    if "trained_valid_tokens" in figures:
+        return figures
+    ratios = figures.keys() & {"scored_per_trained", "never_trained_share"}
+    return figures | dict.fromkeys((*ratios, "scored_valid_tokens", "trained_valid_tokens"))
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,16 @@ class Result:
     run: RunFigures
     stored: dict[str, Any]
 
-    @property
+    @cached_property
     def audits(self) -> dict[str, Any]:
-        return self.stored["audits"]
+        audits = dict(self.stored["audits"])
+        if "cost" in audits:
+            audits["cost"] = in_valid_tokens(audits["cost"])
+        if "utilization" in audits:
+            rows = audits["utilization"].items()
+            used = {name: one | {"utilization": in_valid_tokens(one["utilization"])} for name, one in rows}
+            audits["utilization"] = used
+        return audits
 
     def column(self, name: str) -> list[float]:
         """A figure of every update, in order."""
@@ -78,11 +93,6 @@ class Result:
     def stale_rows(self) -> int:
         return self.run.account.stale
 
-    @property
-    def arrival_per_drain(self) -> float:
-        """Turns that entered the queue for each that the learner took from it; those skipped as stale were not."""
-        return self.run.account.put / max(1, self.stored["drained"])
-
     def late(self, name: str) -> float:
         """Mean of a figure over the last 40 % of updates."""
         return mean_of_last(self.column(name))
@@ -90,16 +100,33 @@ class Result:
 
 def load_result(wanted: Wanted) -> Result | None:
     """The stored result of a wanted run; None if there is none, or if it is of other settings or weights."""
-    try:
-        stored = json.loads(wanted.result_file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not wanted.result_file.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{wanted.result_file}: not a result ({error}); delete it, and it is made again") from None
+    stored = _read(wanted.result_file)
     known = {role: digest for role, digest in wanted.models.items() if digest is not None}
     if not same_settings(stored["config"], wanted.config.resolved()) or not same_settings(stored["models"], known):
         return None
     return _result(stored, wanted.arm)
+
+
+def earlier_result(wanted: Wanted) -> Result | None:
+    """A stored result of the wanted arm and seed, made with whatever other settings; None if there is none.
+
+    It agrees with the wanted run in the method and in all that sets arms apart.
+    """
+    own = wanted.config.resolved()
+    files = (wanted.places.results / wanted.setting).glob(f"{wanted.config.method}-seed{wanted.seed}-*.json")
+    for stored in map(_read, sorted(files)):
+        if all(_inside(stored["config"], key) == _inside(own, key) for key in APART):
+            return _result(stored, wanted.arm)
+    return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: not a result ({error}); delete it, and it is made again") from None
 
 
 def _result(stored: dict[str, Any], arm: str) -> Result:
@@ -118,9 +145,15 @@ def _result(stored: dict[str, Any], arm: str) -> Result:
         evaluations=evaluations,
         batches=batches,
         costs=Costs(**stored["costs"]),
-        utilization=Utilization(**stored["utilization"]),
+        utilization=Utilization(**in_valid_tokens(stored["utilization"])),
         account=Account(**stored["account"]),
         dead_rows=sum(round(batch.dead_share * batch.rows) for batch in batches),
+        arrival_per_drain=arrival_per_drain(
+            put=columns["turns_put"][-1],
+            drained=stored["drained"],
+            elapsed_s=stored["costs"]["elapsed_s"],
+            waited_s=sum(columns["waited_s"]),
+        ),
     )
     return Result(arm, stored["seed"], run, stored)
 
@@ -128,8 +161,9 @@ def _result(stored: dict[str, Any], arm: str) -> Result:
 class SettingResults:
     """The results of one setting: by arm and seed, and side by side."""
 
-    def __init__(self, name: str, results: Iterable[Result]) -> None:
+    def __init__(self, name: str, results: Iterable[Result], *, earlier: bool = False) -> None:
         self.name = name
+        self.earlier = earlier  # of other settings than today's
         self._results = {(one.arm, one.seed): one for one in results}
 
     @property
@@ -168,8 +202,8 @@ class SettingResults:
             return _inside(result.audits, name)
         if kind == "ratio":
             return self.standings[arm, seed].ratios[name]
-        if measure in ("stale_rows", "arrival_per_drain"):
-            return getattr(result, measure)
+        if measure == "stale_rows":
+            return result.stale_rows
         if measure == "final":
             return result.run.rates[-1]
         if measure == "tokens_per_update":

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from divopd.errors import InputError
 
 FILE = "divopd.json"
-Answer = Literal["think", "terse"]
+Answer = Literal["think", "labelled", "terse"]
 Actions = Literal["listed", "unlisted"]
 
 

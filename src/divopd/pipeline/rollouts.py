@@ -1,6 +1,7 @@
 """Training rollouts as the config wants them: which task comes next, where it begins and ends, who may help."""
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
-from divopd.prompts import Codec
+from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
 
@@ -24,7 +25,7 @@ class TrainingRollouts:
     A curriculum may limit their depth; it wants to `hear` of what has arrived.
     """
 
-    def __init__(self, config: Config, codec: Codec) -> None:
+    def __init__(self, config: Config, codec: Codec, *, teacher_reader: Callable[[str], Reader] | None = None) -> None:
         self.config = config
         self.method = find_method(config.method)
         self.curriculum = self.method.curriculum(
@@ -39,6 +40,7 @@ class TrainingRollouts:
             temperature=config.explorer.temperature,
             max_response_tokens=config.explorer.max_response_tokens,
             seed=config.seed,
+            teacher_reader=teacher_reader,
         )
         self._heard = 0  # number of the last arrival that the curriculum was told of
         self._failures = 0  # in a row
@@ -52,7 +54,7 @@ class TrainingRollouts:
     @cached_property
     def _tasks(self) -> list[str]:
         environment = self.config.environment
-        return tasks(environment.name, environment.train_split, **environment.settings)
+        return in_order_of(self.config.seed, tasks(environment.name, environment.train_split, **environment.settings))
 
     def hear(self, arrivals: Callable[[int], Iterable[Outcome]]) -> None:
         """Tell the curriculum of what has arrived since the last time, if it learns; `arrivals` takes a number."""
@@ -61,7 +63,7 @@ class TrainingRollouts:
             self._heard = outcome.number
 
     def start(self, number: int, *, version: int) -> Start:
-        """Rollout number `number`: training tasks cycle in a fixed order; a curriculum may limit the depth.
+        """Rollout number `number`: training tasks cycle in the seed's order; a curriculum may limit the depth.
 
         It may also have the rollout begin with actions of the expert.
         """
@@ -134,6 +136,11 @@ class TrainingRollouts:
                 f"the last {self._failures} rollouts broke off, the last one of task {played.start.task}: "
                 f"{played.failure}; see that `divopd play {name}` works, then go on with --resume"
             )
+
+
+def in_order_of(seed: int, training: Sequence[str]) -> list[str]:
+    """Training tasks in the order in which runs of this seed repeat them, whatever the method (specification §6.1)."""
+    return random.Random(seed).sample(training, len(training))
 
 
 def has_room(backlog: int, bound: int | None) -> bool:

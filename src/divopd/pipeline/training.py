@@ -120,6 +120,7 @@ def make_record(
             invalid=len(entry.invalid),
             rollouts_used=decided.used,
             rollouts_unused=decided.unused,
+            drained=decided.drained,
         ),
         spent=Spent(
             generated_tokens=arrived.generated_tokens,

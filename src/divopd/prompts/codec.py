@@ -7,10 +7,11 @@ never change when a later one is added.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from divopd.errors import AlignmentError
+from divopd.prompts.vocabulary import Spelling, spelled_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -24,17 +25,25 @@ class Codec:
 
     `open_system` + text + `open_user` + text + `open_response` is the first prompt (`open_user_first` + text +
     `open_response` without a system text); `close_response` stands between a response and the next observation.
-    A response ends with `stop`.
+    A response ends with `stop`. `template`: arguments of the chat template, such as `enable_thinking`. `spelling`: ids
+    of the other model that this tokenizer does not have.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        template: Mapping[str, Any] | None = None,
+        spelling: Spelling | None = None,
+    ) -> None:
+        self._tokenizer, self._template, self._spelling = tokenizer, dict(template or {}), spelling or {}
         system, user = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}
         answer, later = {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _LATER}
         whole = self._render([system, user, answer, later], (_SYSTEM, _USER, _ANSWER, _LATER))
         pieces = [self._control_ids(piece) for piece in whole]
         self.open_system, self.open_user, _, self.close_response, self.open_response = pieces
-        self.open_user_first = self._control_ids(self._render([user], (_USER,))[0])
+        first = self._render([user], (_USER,))[0]
+        self.open_user_first = self._control_ids(first)
         if not self.close_response or not self.open_response:
             raise AlignmentError(
                 "the chat template puts nothing around a response; expected marks that end and begin it"
@@ -44,6 +53,9 @@ class Codec:
         self._forged = frozenset(control.values())
         spelled = "|".join(re.escape(text) for text in sorted(control, key=len, reverse=True))
         self._spelled = re.compile(spelled or "(?!)")
+        # the template's text before a lone user message, without the plain words after its last control token
+        end = max((found.end() for found in self._spelled.finditer(first)), default=0)
+        self._before_message, self._message_opens = self._control_ids(first[:end]), first[end:]
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of plain text. Whatever the text spells, no control token is among them."""
@@ -52,9 +64,21 @@ class Codec:
         # a normaliser may still have made one out of look-alike characters: it is left out
         return [id_ for id_ in ids if id_ not in self._forged]
 
+    def message_ids(self, text: str) -> list[int]:
+        """The prompt that is this one user message, encoded as the tokenizer encodes the whole template.
+
+        A text that begins with a line break merges with the break before it: encoded piece by piece it would be
+        other tokens than those on which a model with such a format was trained.
+        """
+        return [*self._before_message, *self.text_ids(self._message_opens + text), *self.open_response]
+
     def response_ids(self, text: str) -> list[int]:
         """A response as a policy would sample it: plain text and the stop token."""
         return [*self.text_ids(text), self.stop]
+
+    def adopted(self, ids: Sequence[int]) -> list[int]:
+        """A response as this tokenizer can write it: an id of the other model that it lacks is spelled out."""
+        return spelled_out(ids, self._spelling)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without control tokens."""
@@ -75,7 +99,9 @@ class Codec:
         from jinja2 import TemplateError
 
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self._template
+            )
         except TemplateError as error:
             raise AlignmentError(f"the chat template refuses system, user and assistant messages: {error}") from None
         pieces = re.split("|".join(marks), str(text))

@@ -1,11 +1,12 @@
 """The prompts of one rollout, turn after turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from divopd.environments.environment import Observation
 from divopd.prompts.codec import Codec
+from divopd.prompts.formats import ONE_MESSAGE
 from divopd.prompts.style import PromptStyle
 
 
@@ -15,6 +16,17 @@ class Prompt:
 
     ids: list[int]
     truncated: bool
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a model reads a rollout: the look of its prompts, its tokenizer and its chat template.
+
+    The student has one. A teacher has one of its own, or reads the student's prompts (`teacher.prompt`).
+    """
+
+    style: PromptStyle
+    codec: Codec
 
 
 class Conversation:
@@ -34,7 +46,7 @@ class Conversation:
         self._codec = codec
         self._first = first
         self._past: list[tuple[str | None, Observation]] = []  # the action, and what was seen after it
-        self._ids = self._head() + codec.text_ids(style.describe(first)) + codec.open_response
+        self._ids = self._head() + codec.text_ids(style.describe_first(first)) + codec.open_response
 
     def prompt(self) -> Prompt:
         """The prompt of the next turn; if it is longer than `max_prompt_tokens`, its last tokens that fit.
@@ -42,7 +54,11 @@ class Conversation:
         It is cut at a multiple of a quarter of that: so most cut prompts, too, extend the one before, and what was read
         of it need not be read again.
         """
-        ids = self._ids if self._style.history == "full" or not self._past else self._written_anew()
+        if write := ONE_MESSAGE.get(self._style.format):
+            past = [(action, self._capped(seen)) for action, seen in self._past]
+            ids = self._codec.message_ids(write(self._capped(self._first), past, self._style.kept_actions))
+        else:
+            ids = self._ids if self._style.history == "full" or not self._past else self._written_anew()
         limit = self._style.max_prompt_tokens
         quarter, excess = max(1, limit // 4), max(0, len(ids) - limit)
         return Prompt(ids[ceil(excess / quarter) * quarter :], truncated=excess > 0)
@@ -50,11 +66,14 @@ class Conversation:
     def add(self, response_ids: Sequence[int], action: str | None, observation: Observation) -> None:
         """A turn is over: what was answered (by the student or by the teacher in its place) and what was seen then."""
         self._past.append((action, observation))
-        close = self._codec.close_response
+        response_ids, close = self._codec.adopted(response_ids), self._codec.close_response
         if response_ids and response_ids[-1] == self._codec.stop:
             close = close[1:]  # the response has ended itself
         seen = self._codec.text_ids(self._style.describe(observation))
         self._ids = [*self._ids, *response_ids, *close, *seen, *self._codec.open_response]
+
+    def _capped(self, observation: Observation) -> Observation:
+        return replace(observation, text=self._style.capped(observation.text))
 
     def _head(self) -> list[int]:
         if not self._style.system:

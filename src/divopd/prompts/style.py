@@ -1,15 +1,18 @@
 """How a prompt looks and how a response is read, as settings."""
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from divopd.environments.environment import Observation
 from divopd.errors import InputError
+from divopd.prompts.formats import FORMAT_SETTINGS, Format, check_format, experiment_text, tool_text
 from divopd.prompts.systems import ANSWER_FORM, SYSTEM_TEXTS
 
 MAX_ACTION_CHARS = 1_000
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_LABELLED = re.compile(r"Action:\s*(.*?)(?:\n|$)")
 
 
 @dataclass(frozen=True)
@@ -20,16 +23,20 @@ class PromptStyle:
     that each prompt literally extends the previous prompt and response (shared prefixes are trained once); a number
     keeps the last so many actions with their observations, as text, after the first observation; `none` keeps the first
     observation only. `actions`: whether the allowed actions are listed, where the environment tells them.
-    `answer`: `think` wants `<think>…</think><action>…</action>`, `terse` the bare action. An observation beyond
-    `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked.
+    `answer`: `think` wants `<think>…</think><action>…</action>`, `labelled` the lines `Thought: …` and `Action: …`,
+    `terse` the bare action. `format`: `chat` is ours; the others are those of the paper's teachers (formats.py). An
+    observation beyond `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked.
+    `template`: arguments for the chat template of the tokenizer, such as `enable_thinking`.
     """
 
     system: str = ""
     history: Literal["full", "none"] | int = "full"
     actions: Literal["listed", "unlisted"] = "listed"
-    answer: Literal["think", "terse"] = "think"
+    answer: Literal["think", "labelled", "terse"] = "think"
+    format: Format = "chat"
     max_observation_chars: int = 12_000
     max_prompt_tokens: int = 10_240
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         named = self.history in ("full", "none")
@@ -38,6 +45,7 @@ class PromptStyle:
         for name in ("max_observation_chars", "max_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"prompt {name} is {getattr(self, name)}; expected 1 or more")
+        check_format(self.format, vars(self))
 
     @property
     def kept_actions(self) -> int:
@@ -47,12 +55,16 @@ class PromptStyle:
     def parse(self, response: str) -> str | None:
         """The action in a response, or None if there is none: an invalid action, never an error.
 
-        `think`: the last `<action>…</action>` after the thoughts. `terse`: the first line that is not blank.
+        `think`: the last `<action>…</action>` after the thoughts. `labelled`: the first line after `Action:`. `terse`:
+        the first line that is not blank.
         """
         if self.answer == "think":
             answer = response.rpartition("</think>")[2]
             found = [] if "<think>" in answer else _ACTION.findall(answer)  # a thought that was cut off is no answer
             action = found[-1] if found else ""
+        elif self.answer == "labelled":
+            labelled = _LABELLED.search(response)
+            action = labelled[1] if labelled else ""
         else:
             action = response.strip().partition("\n")[0]
         action = " ".join(action.split())
@@ -60,11 +72,21 @@ class PromptStyle:
 
     def render(self, action: str, *, thought: str = "") -> str:
         """The response that says this action: what `parse` reads back."""
+        if self.answer == "labelled":
+            return f"Thought: {thought}\nAction: {action}"
         return f"<think>{thought}</think><action>{action}</action>" if self.answer == "think" else action
+
+    def describe_first(self, observation: Observation) -> str:
+        """The observation after the reset, which holds the task, as the prompt shows it."""
+        if self.format == "embodied-planner":
+            return experiment_text(self.capped(observation.text))
+        return self.describe(observation)
 
     def describe(self, observation: Observation) -> str:
         """An observation as the prompt shows it."""
         text = self.capped(observation.text)
+        if self.format == "embodied-planner":
+            return tool_text(text)
         if self.actions == "unlisted" or observation.allowed_actions is None:
             return text
         listed = self.capped("; ".join(observation.allowed_actions))
@@ -77,8 +99,9 @@ class PromptStyle:
 
     def unparsed(self, previous: Observation) -> Observation:
         """What a student sees after a response without an action: the environment did not move."""
-        form = f" {ANSWER_FORM}" if self.answer == "think" else ""
-        return replace(previous, text=f"There was no action in the answer.{form}", reward=0.0, valid=False)
+        form = {"think": f" {ANSWER_FORM}", "labelled": " Answer with the lines Thought: … and Action: …", "terse": ""}
+        text = f"There was no action in the answer.{form[self.answer]}"
+        return replace(previous, text=text, reward=0.0, valid=False)
 
 
 def style_for(environment: str, **changes: Any) -> PromptStyle:
@@ -89,7 +112,8 @@ def style_for(environment: str, **changes: Any) -> PromptStyle:
     system = "" if terse else f"{text}\n\n{ANSWER_FORM}"
     # ScienceWorld's valid actions are some 12,000 tokens: its system text lists their forms instead
     actions = "unlisted" if environment == "scienceworld" else "listed"
-    settings: dict[str, Any] = {"system": system, "actions": actions} | changes
+    usual = {"system": system, "actions": actions} | FORMAT_SETTINGS.get(changes.get("format", "chat"), {})
+    settings: dict[str, Any] = {**usual, **changes}
     try:
         return PromptStyle(**settings)
     except TypeError:

@@ -12,6 +12,7 @@ Figures = Mapping[str, Mapping[str, Any]]  # run, then what the audit says
 STAGE_COLOURS = {"vanilla": "#D55E00", "+ gate": "#E69F00", "+ coverage": "#56B4E9", "+ focus": "#0072B2"}
 FATE_COLOURS = {
     "trained": "#0072B2",
+    "dead": "#999999",
     "stale": "#D55E00",
     "aged_out": "#E69F00",
     "invalid": "#000000",
@@ -166,10 +167,10 @@ def draw_cost(runs: Figures, path: Path) -> None:
     with figure(path, columns=2, height=0.3 * len(names) + 1.1, sharey=True) as (left, right):
         starts = [0.0] * len(names)
         for fate, colour in FATE_COLOURS.items():
-            shares = [100 * run["scored_by_fate"][fate] / max(1, run["scored_tokens"]) for run in runs.values()]
+            shares = [100 * run["scored_by_fate"].get(fate, 0) / max(1, run["scored_tokens"]) for run in runs.values()]
             left.barh(places, shares, left=starts, color=colour, height=0.7, label=fate.replace("_", " "))
             starts = [start + share for start, share in zip(starts, shares, strict=True)]
-        left.set_yticks(places, [f"{name}\n{runs[name]['scored_per_trained']:.1f} scored / trained" for name in names])
+        left.set_yticks(places, [_with_ratio(name, runs[name]["scored_per_trained"]) for name in names])
         left.set(xlabel="teacher-scored tokens (%)", xlim=(0, 100))
         left.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1)
         starts = [0.0] * len(names)
@@ -184,6 +185,32 @@ def draw_cost(runs: Figures, path: Path) -> None:
             right.barh(places, seconds, left=starts, color=colour, height=0.7, label=label)
             starts = [start + second for start, second in zip(starts, seconds, strict=True)]
         right.set(xlabel="seconds per update, on the run's clock")
+        right.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1)
+
+
+def _with_ratio(name: str, scored_per_trained: float | None) -> str:
+    return name if scored_per_trained is None else f"{name}\n{scored_per_trained:.1f} scored / trained"
+
+
+def draw_time(runs: Figures, path: Path) -> None:
+    """Every update by the tokens of its batch and its seconds, and the learner's stages."""
+    with figure(path, columns=2, height=2.2) as (left, right):
+        for place, (name, run) in enumerate(runs.items()):
+            colour = PALETTE[place % len(PALETTE)]
+            left.scatter(run["tokens"], run["step_s"], s=9, color=colour, label=name.replace("$", r"\$"))
+        largest = {of: max(max(run[of]) for run in runs.values()) for of in ("tokens", "step_s")}
+        left.set(xlabel="tokens of a batch", ylabel="seconds of an update")
+        left.set(xlim=(0, 1.06 * largest["tokens"] or 1), ylim=(0, 1.06 * largest["step_s"] or 1))
+        left.legend(loc="lower left")
+        starts = [0.0] * len(runs)
+        stages = dict.fromkeys(stage for run in runs.values() for stage in run["stages_s"])
+        for place, stage in enumerate(stages):
+            seconds = [run["stages_s"].get(stage, 0.0) / len(run["tokens"]) for run in runs.values()]
+            colour = PALETTE[place % len(PALETTE)]
+            right.barh(range(len(runs)), seconds, left=starts, color=colour, height=0.6, label=stage)
+            starts = [start + second for start, second in zip(starts, seconds, strict=True)]
+        right.set_yticks(range(len(runs)), [name.replace("$", r"\$") for name in runs])
+        right.set(xlabel="real seconds of an update, by stage")
         right.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1)
 
 

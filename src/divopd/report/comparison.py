@@ -91,10 +91,10 @@ def _notes(recording: Recording, comparison: Mapping[str, Replayed]) -> list[str
 
 def _cells(result: Replayed) -> list[str]:
     """The figures of one composer; a dash where there is nothing to take a share or a mean of."""
-    used, filled = result.utilization, [figures for figures in result.figures if figures.rows]
+    used, trains = result.utilization, any(figures.rows for figures in result.figures)
 
     def late(field: str, form: str) -> str:
-        return format(mean_of_last([getattr(figures, field) for figures in filled]), form) if filled else "–"
+        return format(mean_of_last([getattr(figures, field) for figures in result.figures]), form) if trains else "–"
 
     return [
         f"{used.never_selected:.1%}" if used.rollouts else "–",

@@ -4,6 +4,7 @@ from typing import Any
 
 from divopd.store.journal import Account, JournalEntry, StoredTurn
 from divopd.store.reader import StoreReader
+from divopd.turns import TeacherTurn
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
@@ -18,13 +19,20 @@ def shown_fates(account: Account, *, dead: int) -> dict[str, int]:
 
 
 def why(store: StoreReader, rollout: str) -> dict[str, Any]:
-    """A rollout as JSON types, with the fate of every turn and a sentence about it."""
+    """A rollout as JSON types, with the fate of every row and a sentence about it, and the turns of the teacher."""
     with store.snapshot():
         turns = store.turns_of(rollout)
         left_at = {turn.fate.update for turn in turns if turn.fate.update is not None}
         entries = {update: store.journal(update) for update in left_at}
+        taught = store.teacher_turns(rollout)
     sentences = [sentence(t, None if t.fate.update is None else entries[t.fate.update]) for t in turns]
-    return _as_json(turns, sentences)
+    return _as_json(turns, sentences) | {"teacher_turns": [_taught_as_json(turn) for turn in taught]}
+
+
+def _taught_as_json(turn: TeacherTurn) -> dict[str, Any]:
+    did = "answered without an action" if turn.action is None else f"did {turn.action!r}"
+    text = f"turn {turn.turn} was the teacher's, which {did} for a stuck student: no row"
+    return {"turn": turn.turn, "action": turn.action, "tokens": len(turn.response_ids), "sentence": text}
 
 
 def sentence(turn: StoredTurn, entry: JournalEntry | None) -> str:

@@ -24,7 +24,7 @@ class QueuePressure:
     """How full the queue is. `advice` has the remedies in order; it is empty where nothing needs to change."""
 
     verdict: Verdict
-    load: float  # valid turns arriving per turn trained; above 1 the queue grows
+    load: float  # valid turns arriving per turn trained; above 1 the queue grows; without a gate see _Flow
     expiring_turns: float  # share of the turns that left untrained, because they were stale or had aged out
     unused_rollouts: float  # share of the rollouts that expired without a trained turn; the others had one
     waiting: float  # share of the learner's time
@@ -39,10 +39,11 @@ class QueuePressure:
 
 @dataclass(frozen=True)
 class _Flow:
-    """Means per update."""
+    """Means per update. Without a gate, arrivals are counted with invalid turns and rows with the dead ones that such
+    turns become: the same share on both sides, so that the load is that of the valid turns all the same."""
 
     arrived: float  # turns, without the share that the gate drops
-    trained: float
+    rows: float
     expired: float
     rollouts_arrived: float
     unused: float  # share of the rollouts whose lot was decided
@@ -50,11 +51,11 @@ class _Flow:
 
     @property
     def load(self) -> float:
-        return self.arrived / max(self.trained, 1.0)
+        return self.arrived / max(self.rows, 1.0)
 
     @property
     def expiring(self) -> float:
-        return self.expired / max(self.expired + self.trained, 1.0)
+        return self.expired / max(self.expired + self.rows, 1.0)
 
 
 def queue_pressure(
@@ -86,7 +87,7 @@ def _flow(recent: Sequence[UpdateRecord]) -> _Flow:
     dropped = min(1.0, sum(one.queue.invalid for one in rest) / max(1, put - waiting))
     return _Flow(
         arrived=(put - put * dropped) / count,
-        trained=sum(one.batch.rows for one in rest) / count,
+        rows=sum(one.batch.rows for one in rest) / count,
         expired=sum(one.queue.stale + one.queue.aged_out for one in rest) / count,
         rollouts_arrived=(last.queue.rollouts_put - first.queue.rollouts_put) / count,
         unused=unused / (used + unused) if unused else 0.0,

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from divopd.errors import InputError
-from divopd.methods import BASELINE
+from divopd.methods import BASELINE, bounds_budget
 from divopd.metrics import best_five, final_five, mean_of_last, nauc, peak, speedup, target_rate
 from divopd.report.runs import Costs, Evaluated, RunFigures
 from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 
 CURRENCIES = tuple(field.name for field in fields(Costs))
 TARGETS = (50, 60, 70)  # percent; fixed, because τ is vanilla's own peak, which only vanilla reaches for sure
-IGNORED_SETTINGS = ("method", "seed", "versions", "loggers")
+IGNORED_SETTINGS = ("method", "seed", "versions", "loggers", "evaluation.target")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Standing:
     seed: int
     peak: float
     final_five: float
-    final_five_sd: float
+    final_five_sd: float | None  # sample standard deviation (n - 1) of the last five; None: there is only one
     best_five: float
     nauc: float | None  # None: no run was evaluated after its start
     costs_to_target: Costs | None  # this and the next two: to τ; None: not reached
@@ -45,7 +45,8 @@ class Standing:
     never_selected: float
     unreachable: float
     gini: float
-    scored_per_trained: float
+    scored_per_trained: float | None  # valid tokens; None: nothing was trained, or a result that counted whole rows
+    arrival_per_drain: float | None  # None: the run's records are older than this figure
     effective_rollouts: float  # this and the next two: means of the last 40 % of updates
     top1_share: float
     dead_share: float
@@ -82,6 +83,7 @@ class RunComparison:
     """All of it. `reference` names the runs that τ and the ratios refer to."""
 
     target: int  # τ
+    target_origin: str  # where τ comes from, in words
     targets: tuple[int, ...]  # the fixed ones, and τ if there is one
     reference: str
     budget: int  # U
@@ -93,14 +95,19 @@ class RunComparison:
         return asdict(self)
 
 
-def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
-    """Put runs side by side; τ comes from vanilla (the smallest of their peaks), else from the first run."""
+def compare_runs(runs: Sequence[RunFigures], *, target: int | None = None) -> RunComparison:
+    """Put runs side by side.
+
+    τ is the target that is asked for, else the one that the runs' setting names (`evaluation.target`), else the largest
+    multiple of 5 at or below the smallest peak of the vanilla runs; without them, of the first run.
+    """
     for run in runs:
         refuse_unevaluated(run)
     references = [run for run in runs if run.method == BASELINE] or [runs[0]]
     reference = BASELINE if references[0].method == BASELINE else runs[0].name
-    target = target_rate(min(peak(run.rates) for run in references))
-    budget = min(run.evaluations[-1].version for run in runs)
+    found = _find_target(runs, reference, lowest_peak=min(peak(run.rates) for run in references), asked=target)
+    target = found.rate
+    budget = budget_of(runs)
     labels = labels_of(runs)
     targets = tuple(sorted({*TARGETS, target} if target > 0 else TARGETS))
     standings = tuple(
@@ -116,13 +123,50 @@ def compare_runs(runs: Sequence[RunFigures]) -> RunComparison:
     baseline = labels[references[0].name] if reference == BASELINE else None
     return RunComparison(
         target,
+        found.origin,
         targets,
         reference,
         budget,
         standings,
         _methods(standings, baseline),
-        tuple(_notes(runs, reference, target)),
+        (*_notes(runs, reference), *found.notes),
     )
+
+
+class Target(NamedTuple):
+    """τ, where it comes from, and what must be said about it."""
+
+    rate: int
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
+def _find_target(runs: Sequence[RunFigures], reference: str, *, lowest_peak: float, asked: int | None) -> Target:
+    named = sorted({target for run in runs if (target := named_target(run.config)) is not None})
+    origin = f"from the peak of {reference}"
+    if asked is None and len(named) != 1:
+        rate = target_rate(lowest_peak)
+        notes = [f"the peak of {reference} is below 5 %, so there is no target to reach"] if rate <= 0 else []
+        if named:
+            given = ", ".join(map(str, named))
+            notes.append(f"the runs name different targets (evaluation.target: {given}), so τ is {origin}")
+        return Target(rate, origin, tuple(notes))
+    rate, origin = (named[0], "named by evaluation.target") if asked is None else (asked, "as asked for")
+    above = f"τ = {rate} % is above the lowest peak of {reference} ({lowest_peak:.1f} %), which did not reach it"
+    return Target(rate, origin, (above,) if rate > lowest_peak else ())
+
+
+def named_target(config: Mapping[str, Any]) -> int | None:
+    """The target that a stored configuration names."""
+    evaluation = config.get("evaluation")
+    target = evaluation.get("target") if isinstance(evaluation, Mapping) else None
+    return target if isinstance(target, int) and 0 < target <= 100 else None
+
+
+def budget_of(runs: Sequence[RunFigures]) -> int:
+    """U: the smallest last evaluated version, over the runs of the methods that bound it; over all if none does."""
+    last = [(run.evaluations[-1].version, bounds_budget(run.config.get("method", run.method))) for run in runs]
+    return min([version for version, bounds in last if bounds] or [version for version, _ in last])
 
 
 def refuse_unevaluated(run: RunFigures) -> None:
@@ -151,7 +195,7 @@ def different_settings(runs: Sequence[RunFigures]) -> list[str]:
 def flat_settings(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if not above and key in IGNORED_SETTINGS:
+        if f"{above}{key}" in IGNORED_SETTINGS:
             continue
         flat |= flat_settings(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
     return flat
@@ -183,6 +227,7 @@ def _standing(run: RunFigures, label: str, *, to_targets: list[ToTarget], target
         unreachable=run.utilization.unreachable,
         gini=run.utilization.gini,
         scored_per_trained=run.utilization.scored_per_trained,
+        arrival_per_drain=run.arrival_per_drain,
         effective_rollouts=mean_of_last([batch.effective_rollouts for batch in run.batches]),
         top1_share=mean_of_last([batch.top1_share for batch in run.batches]),
         dead_share=mean_of_last([batch.dead_share for batch in run.batches]),
@@ -236,12 +281,10 @@ def _method(label: str, group: Mapping[int, Standing], vanilla: Mapping[int, Sta
     return MethodStanding(label, len(group), means, len(paired), differences, ratios)
 
 
-def _notes(runs: Sequence[RunFigures], reference: str, target: int) -> list[str]:
+def _notes(runs: Sequence[RunFigures], reference: str) -> list[str]:
     notes: list[str] = []
     if reference != BASELINE:
         notes.append(f"no vanilla run among them: the target and the ratios refer to {reference}")
-    if target <= 0:
-        notes.append(f"the peak of {reference} is below 5 %, so there is no target to reach")
     if changed := different_settings(runs):
         shown = ", ".join(changed[:6]) + (f" and {len(changed) - 6} more" if len(changed) > 6 else "")
         notes.append(f"the runs differ in more than method and seed: {shown}")

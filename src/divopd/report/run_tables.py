@@ -61,6 +61,11 @@ def quantity(value: float) -> str:
     return f"{value:.3g}" if value != int(value) else f"{int(value)}"
 
 
+def final_five_text(mean: float, deviation: float | None) -> str:
+    """Mean ± sample standard deviation; of a single evaluation the mean alone."""
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
 def new_table(title: str, headings: Sequence[str], *, texts: int = 1, caption: str | None = None) -> "Table":
     """A table whose first columns are texts and whose others are figures."""
     from rich.box import SIMPLE_HEAD
@@ -91,7 +96,7 @@ def _learning(comparison: RunComparison) -> "Table":
             printable(one.label),
             str(one.seed),
             f"{one.peak:.1f}",
-            f"{one.final_five:.1f} ± {one.final_five_sd:.1f}",
+            final_five_text(one.final_five, one.final_five_sd),
             f"{one.best_five:.1f}",
             "–" if one.nauc is None else f"{one.nauc:.1f}",
         )
@@ -128,9 +133,10 @@ def _costs(comparison: RunComparison, clock: Clock) -> "Table":
         "generated_tokens": "explorer\ntokens",
     }
     table = new_table(
-        f"cost to {comparison.target} % (τ, from the peak of {printable(comparison.reference)})",
+        f"cost to {comparison.target} % (τ, {printable(comparison.target_origin)})",
         ["run", "update", *(headings[name] for name in CURRENCIES)],
-        caption=f"×: cost of {printable(comparison.reference)} by cost of the run; above 1 favours the run",
+        caption=f"×: cost of {printable(comparison.reference)} by cost of the run; above 1 favours the run; learner: "
+        f"seconds of its steps times its ranks; {clock}: its steps and its waits for batches",
     )
     for one in comparison.standings:
         table.add_row(printable(one.run), *_cost_cells(one))
@@ -148,11 +154,14 @@ def _cost_cells(one: Standing) -> list[str]:
 
 
 def _experience(comparison: RunComparison) -> "Table":
-    headings = ["never\nused", "bound", "Gini", "scored/\ntrained", "eff.\nrollouts", "top-1\nshare", "dead\nrows"]
+    headings = ["never\nused", "bound", "Gini", "scored/\ntrained", "arrival/\ndrain"]
+    headings += ["eff.\nrollouts", "top-1\nshare", "dead\nrows"]
     table = new_table(
         "use of experience",
         ["run", *headings],
-        caption="bound: rollouts no composer could have given a slot; last three: mean of the last 40 % of updates",
+        caption="bound: rollouts no composer could have given a slot; scored/trained: valid tokens, without dead rows; "
+        "arrival/drain: turns put per second, by turns read into the pool per second of work; last three: mean of the "
+        "last 40 % of updates",
     )
     for one in comparison.standings:
         table.add_row(
@@ -160,7 +169,8 @@ def _experience(comparison: RunComparison) -> "Table":
             f"{one.never_selected:.1%}",
             f"{one.unreachable:.1%}",
             f"{one.gini:.2f}",
-            f"{one.scored_per_trained:.1f}",
+            "–" if one.scored_per_trained is None else f"{one.scored_per_trained:.1f}",
+            "n/a" if one.arrival_per_drain is None else f"{one.arrival_per_drain:.2f}",
             f"{one.effective_rollouts:.1f}",
             f"{one.top1_share:.1%}",
             f"{one.dead_share:.1%}",

@@ -1,6 +1,6 @@
 """One run's folder as the figures that a comparison, a picture or a summary needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.config_files import read_layers
 from divopd.errors import InputError
-from divopd.metrics import Utilization, utilization_of_counts
+from divopd.metrics import Utilization, arrival_per_drain, utilization_of_counts
 from divopd.records import BatchFigures, Clock, UpdateRecord
 from divopd.report.fates import shown_fates
 from divopd.store import is_store, store_path
@@ -22,10 +22,10 @@ from divopd.store.views import RolloutTally, StoreViews
 class Costs:
     """What a run had cost when it came to a policy version: the currencies of specification §9."""
 
-    trained_tokens: int = 0  # of every row whole, as the paper counts them
+    trained_tokens: int = 0  # of every row whole, prompt and response: the cost of updates
     computed_tokens: int = 0  # read by the learner, shared prefixes once
-    learner_s: float = 0.0
-    elapsed_s: float = 0.0
+    learner_s: float = 0.0  # GPU time: seconds of the learner's steps, times its ranks
+    elapsed_s: float = 0.0  # wall time: the learner's steps and its waits for batches, on the run's clock
     scored_tokens: int = 0  # by the teacher
     generated_tokens: int = 0  # by the explorers
 
@@ -55,6 +55,7 @@ class RunFigures:
     utilization: Utilization
     account: Account
     dead_rows: int  # of the trained turns of the account
+    arrival_per_drain: float | None  # None: its records are older than this figure
 
     @property
     def fates(self) -> dict[str, int]:
@@ -105,14 +106,15 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
         dead_rows = sum(store.dead_rows().values())
         used = utilization_so_far(rollouts, settings, updates=store.updates)
-    costs = costs_by_version(updates)
+    config = stored_config(folder)
+    costs = costs_by_version(updates, ranks=ranks_of(config))
     evaluated = tuple(Evaluated(v, one.success_rate, costs_at(v, costs)) for v, one in evaluations.items())
     return RunFigures(
         name=name or folder.resolve().name,
         folder=folder,
         method=settings.method,
         seed=settings.seed,
-        config=stored_config(folder),
+        config=config,
         clock=next(iter(updates.values())).clock,
         evaluations=evaluated,
         batches=tuple(one.batch for one in updates.values()),
@@ -120,6 +122,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         utilization=used,
         account=account,
         dead_rows=dead_rows,
+        arrival_per_drain=arrival_per_drain_of(updates),
     )
 
 
@@ -129,14 +132,41 @@ def stored_config(folder: Path) -> dict[str, Any]:
     return read_layers(stored, ()).data if stored.exists() else {}
 
 
-def costs_by_version(updates: Mapping[int, UpdateRecord]) -> dict[int, Costs]:
+def ranks_of(config: Mapping[str, Any]) -> int:
+    """How many ranks the learner of a stored configuration has."""
+    learner = config.get("learner")
+    ranks = learner.get("ranks") if isinstance(learner, Mapping) else None
+    return ranks if isinstance(ranks, int) and ranks > 0 else 1
+
+
+def costs_by_version(updates: Mapping[int, UpdateRecord], *, ranks: int) -> dict[int, Costs]:
     """The costs of every version that updates have made, from their records; version 0 cost nothing.
 
     An evaluation belongs to its version, so it costs what the version had cost, however late it was played.
     """
-    return {0: Costs()} | {
-        update + 1: Costs(**asdict(record.spent), elapsed_s=record.elapsed_s) for update, record in updates.items()
-    }
+    costs, waited_s = {0: Costs()}, 0.0
+    for update, record in updates.items():
+        waited_s += record.waited_s
+        seconds = {"learner_s": ranks * record.spent.learner_s, "elapsed_s": record.spent.learner_s + waited_s}
+        costs[update + 1] = Costs(**asdict(record.spent) | seconds)
+    return costs
+
+
+def arrival_per_drain_of(updates: Mapping[int, UpdateRecord]) -> float | None:
+    """Arrivals by drains up to the last of these records; None where an update did not record what it drained."""
+    last = updates[max(updates)]
+    return arrival_per_drain(
+        put=last.queue.turns_put,
+        drained=drained_by(updates.values()),
+        elapsed_s=last.elapsed_s,
+        waited_s=sum(record.waited_s for record in updates.values()),
+    )
+
+
+def drained_by(updates: Iterable[UpdateRecord]) -> int | None:
+    """All turns that these updates read into their pools; None where one of them did not record it."""
+    drained = [record.queue.drained for record in updates]
+    return None if None in drained else sum(turns for turns in drained if turns)
 
 
 def costs_at(version: int, costs: Mapping[int, Costs]) -> Costs:
@@ -150,7 +180,7 @@ def utilization_so_far(rollouts: Sequence[RolloutTally], settings: Settings, *, 
     windows = [(rollout.available_at, rollout.version + settings.max_staleness) for rollout in valid]
     return utilization_of_counts(
         [rollout.trained_turns for rollout in valid],
-        scored=sum(rollout.scored_tokens for rollout in rollouts),
-        trained=sum(rollout.trained_tokens for rollout in rollouts),
+        scored=sum(rollout.valid_tokens for rollout in rollouts),
+        trained=sum(rollout.trained_valid_tokens for rollout in rollouts),
         reachable=offline_bound(windows, batch_size=settings.batch_size, updates=updates),
     )

@@ -11,7 +11,7 @@ from divopd.metrics import final_five, late_batch, peak
 from divopd.records import BatchFigures, EvaluationRecord, UpdateRecord
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
 from divopd.report.printable import printable
-from divopd.report.run_tables import new_table, plain_console, quantity
+from divopd.report.run_tables import final_five_text, new_table, plain_console, quantity
 from divopd.report.runs import RunFigures, read_run
 from divopd.store import Store
 
@@ -274,9 +274,8 @@ def _summary_rows(run: RunFigures) -> dict[str, str]:
     if not run.evaluations:
         return rows
     first, last = run.evaluations[0], run.evaluations[-1]
-    mean, deviation = final_five(run.rates)
     success = (
         f"{first.success_rate:.1f} % at version {first.version}, {last.success_rate:.1f} % at version {last.version}; "
-        f"peak {peak(run.rates):.1f} %, last five {mean:.1f} ± {deviation:.1f} %"
+        f"peak {peak(run.rates):.1f} %, last five {final_five_text(*final_five(run.rates))} %"
     )
     return {"success rate": success} | rows

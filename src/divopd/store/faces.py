@@ -42,7 +42,8 @@ class Queue(Notes, Protocol):
     def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
-        It no longer waits for the teacher then. The same id with another content raises a ConflictError.
+        It no longer waits for the teacher then. Its turns of the teacher are kept beside the queue, in the same moment.
+        The same id with another content raises a ConflictError.
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
         `generated_tokens` count for a rollout that was never offered, with its first put.
         """
@@ -109,7 +110,8 @@ class Ledger(Evaluations, Protocol):
         ...
 
     def decided(self, update: int) -> Decided:
-        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        """How many rollouts this update was the first to train, how many left with it without a trained turn, and how
+        many turns it drained from the queue into its pool."""
         ...
 
     def acknowledge(self, update: int, *, epoch: int) -> None:

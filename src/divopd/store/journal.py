@@ -71,10 +71,12 @@ class Decided(NamedTuple):
     """Rollouts that one update decided about: it was the first to train them, or they left without a trained turn.
 
     Only rollouts with a valid turn count, and only valid turns are trained ones; every rollout is decided once.
+    `drained` are the turns that the update read into its pool; those that were stale when it came to them are not.
     """
 
     used: int
     unused: int
+    drained: int
 
 
 @dataclass(frozen=True)

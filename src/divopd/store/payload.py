@@ -7,14 +7,19 @@ lists of unequal length come back as they were: whether a turn is valid is not t
 
 import json
 import struct
+from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
-from divopd.turns import MAX_LINE_BYTES, Rollout, Turn
+from divopd.turns import MAX_LINE_BYTES, Rollout, TeacherTurn, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
+TEACHER_TURNS_FORMAT = 1
 _HEADER = struct.Struct("<B6id2q")
+_ID = struct.Struct("<i")
 _LISTS = (
     ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
     ("response_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
@@ -89,11 +94,19 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
 
 
 def encode_rollout(rollout: Rollout) -> bytes:
-    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
+    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns.
+
+    Prompts that only the teacher reads follow them.
+    """
     payloads = [encode_turn(turn) for turn in rollout.turns]
     turns = [(t.turn, t.version, t.available_at, len(data)) for t, data in zip(rollout.turns, payloads, strict=True)]
-    head = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
-    return b"".join([json.dumps(head).encode(), b"\n", *payloads])
+    own = [_encode_list(ids, "i") for ids in rollout.teacher_prompts or ()]
+    head: dict[str, Any] = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
+    if rollout.teacher_turns:
+        head["teacher_turns"] = _teacher_turns_to_json(rollout.teacher_turns)
+    if rollout.teacher_prompts is not None:
+        head["teacher_prompts"] = [len(ids) // _BYTES["i"] for ids in own]
+    return b"".join([json.dumps(head).encode(), b"\n", *payloads, *own])
 
 
 def decode_rollout(content: bytes) -> Rollout:
@@ -106,7 +119,46 @@ def decode_rollout(content: bytes) -> Rollout:
         identity = whose | {"turn": number, "version": version, "available_at": available_at}
         turns.append(decode_turn(content[start : start + size], **identity))
         start += size
-    return Rollout(head["rollout"], tuple(turns))
+    taught = _teacher_turns_from_json(head["teacher_turns"]) if "teacher_turns" in head else ()
+    own = _teacher_prompts(content[start:], head["teacher_prompts"]) if "teacher_prompts" in head else None
+    return Rollout(head["rollout"], tuple(turns), taught, own)
+
+
+def _teacher_prompts(content: bytes, lengths: list[int]) -> tuple[list[int], ...]:
+    if len(content) != _ID.size * sum(lengths):
+        raise ValueError("prompts of the teacher do not fit their lengths")
+    ids = iter([id_ for (id_,) in _ID.iter_unpack(content)])
+    return tuple(list(islice(ids, length)) for length in lengths)
+
+
+def encode_teacher_turns(turns: Sequence[TeacherTurn]) -> bytes:
+    """The turns of the teacher in one rollout; nothing if there are none."""
+    if not turns:
+        return b""
+    return json.dumps(_teacher_turns_to_json(turns), separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_teacher_turns(content: bytes) -> tuple[TeacherTurn, ...]:
+    """The turns of `encode_teacher_turns`; anything else raises a ValueError, KeyError or TypeError."""
+    return _teacher_turns_from_json(json.loads(content)) if content else ()
+
+
+def _teacher_turns_to_json(turns: Sequence[TeacherTurn]) -> dict[str, Any]:
+    return {"format": TEACHER_TURNS_FORMAT, "turns": [asdict(turn) for turn in turns]}
+
+
+def _teacher_turns_from_json(data: dict[str, Any]) -> tuple[TeacherTurn, ...]:
+    if data["format"] != TEACHER_TURNS_FORMAT:
+        raise ValueError(f"turns of the teacher in format {data['format']}")
+    return tuple(_teacher_turn(turn) for turn in data["turns"])
+
+
+def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
+    number, ids, action, seen = (data[name] for name in ("turn", "response_ids", "action", "seen"))
+    whole = all(type(value) is int and 0 <= value < 2**31 for value in (number, *ids))
+    if not whole or not isinstance(action, str | None) or not isinstance(seen, str):
+        raise TypeError("not a turn of the teacher")
+    return TeacherTurn(number, tuple(ids), action, seen)
 
 
 def digest_of(*parts: bytes) -> bytes:

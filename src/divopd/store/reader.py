@@ -8,15 +8,16 @@ from typing import Any, Literal, TypeVar
 from divopd.errors import InputError, LedgerError, NotAStoreError, StoreError
 from divopd.records import EvaluationRecord, UpdateRecord, decode_evaluation, decode_update
 from divopd.store.journal import Account, JournaledBatch, JournalEntry, Key, StoredTurn, decode_entry
-from divopd.store.payload import MAX_PAYLOAD_BYTES, decode_turn, digest_of
+from divopd.store.payload import MAX_PAYLOAD_BYTES, decode_teacher_turns, decode_turn, digest_of
 from divopd.store.schema import connect, store_path
 from divopd.store.session import Session, entry_digest, rollout_digest, seal
-from divopd.turns import ROLLOUT_ID, Fate, Turn
+from divopd.turns import ROLLOUT_ID, Fate, TeacherTurn, Turn
 from divopd.validity import REASONS
 
 CHUNK = 256  # rows read at a time where all turns are visited
 LAST = 2**63 - 1  # the largest number that SQLite knows
-RecordKind = Literal["update", "evaluation"]
+# what a row of the table `records` is: its number is the update, the policy version, or the rollout's number
+RecordKind = Literal["update", "evaluation", "teacher_turns"]
 Record = TypeVar("Record")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, t.version, r.available_at, t.reason, t.disagreement, t.tokens,
@@ -109,6 +110,13 @@ class StoreReader(Session):
             raise InputError(f"{self.path}: no rollout {rollout!r} in it; `divopd explain RUN UPDATE` shows some ids")
         return found
 
+    def teacher_turns(self, rollout: str) -> tuple[TeacherTurn, ...]:
+        """The turns of a rollout in which the teacher acted: none in most, nor in runs of before they were kept."""
+        with self.snapshot():
+            number = self._one("SELECT number FROM rollouts WHERE id = ?", rollout)
+            content = self._taught(number)
+        return decode_teacher_turns(content)
+
     def find(self, keys: Iterable[Key]) -> list[StoredTurn]:
         """The turns of these keys, which the journal knows, without tokens."""
         query = _BY_ROLLOUT + "WHERE r.id = ? AND t.turn = ?"
@@ -146,17 +154,19 @@ class StoreReader(Session):
             if problem != "ok":
                 raise NotAStoreError(f"{self.path}: the store is damaged ({problem}); restore it from a copy")
             rows = self._db.execute(
-                "SELECT r.id, r.task, r.version, r.available_at, r.success, r.reward, r.turns, r.digest, r.seal, "
-                "t.turn, t.version, t.digest "
+                "SELECT r.number, r.id, r.task, r.version, r.available_at, r.success, r.reward, r.turns, r.digest, "
+                "r.seal, t.turn, t.version, t.digest "
                 "FROM rollouts r LEFT JOIN turns t ON t.rollout = r.number ORDER BY r.number, t.turn"
             )
-            for (name, task, version, *put, declared, digest, sealed), group in groupby(rows, key=lambda row: row[:9]):
-                turns = [row[9:] for row in group if row[9] is not None]
+            for rollout, group in groupby(rows, key=lambda row: row[:10]):
+                number, name, task, version, *put, declared, digest, sealed = rollout
+                turns = [row[10:] for row in group if row[10] is not None]
                 if len(turns) != declared:
                     raise LedgerError(
                         f"rollout {name!r} declared {declared} turns, but the store has {len(turns)} of them"
                     )
-                if (digest, sealed) != (rollout_digest(name, task, version, turns), seal(digest, *put)):
+                whole = rollout_digest(name, task, version, turns, taught=self._taught(number))
+                if (digest, sealed) != (whole, seal(digest, *put)):
                     raise NotAStoreError(f"{self.path}: rollout {name!r} is not as it was put; restore it from a copy")
 
     # ── records and notes ─────────────────────────────────────────────────────────────────────────────────────────
@@ -228,6 +238,15 @@ class StoreReader(Session):
             raise NotAStoreError(
                 f"{self.path}: the journal of update {update} is damaged ({error}); restore it from a copy"
             ) from None
+
+    def _taught(self, number: int | None) -> bytes:
+        """The turns of the teacher in the rollout of this number, as they were put."""
+        kind: RecordKind = "teacher_turns"
+        row = self._db.execute("SELECT json, digest FROM records WHERE kind = ? AND number = ?", (kind, number))
+        for content, digest in row.fetchall():  # one, or none
+            self._unsealed(decode_teacher_turns, content, digest, kind, number)
+            return content
+        return b""
 
     def _whole(self, turn: StoredTurn) -> Turn:
         where = f"{self.path}: rollout {turn.rollout!r} turn {turn.turn}"

@@ -98,15 +98,18 @@ def seal(content: bytes, *key: object) -> bytes:
     return digest_of(content, *(str(part).encode() for part in key))
 
 
-def rollout_digest(name: str, task: str, version: int, turns: Iterable[tuple[int, int, bytes]]) -> bytes:
+def rollout_digest(
+    name: str, task: str, version: int, turns: Iterable[tuple[int, int, bytes]], *, taught: bytes
+) -> bytes:
     """A checksum over the whole content of a rollout; `turns` are (number, version, digest of the tokens).
 
+    `taught` are the turns of the teacher as bytes; most rollouts have none.
     When it became available is no part of it: a second put of the same rollout may not know that.
     """
     parts = [name.encode(), task.encode(), str(version).encode()]
     for number, turn_version, digest in turns:
         parts += [f"{number} {turn_version}".encode(), digest]
-    return digest_of(*parts)
+    return digest_of(*parts, *([taught] if taught else []))
 
 
 def entry_digest(before: bytes, update: int, watermark: int, settings: bytes, record: bytes) -> bytes:

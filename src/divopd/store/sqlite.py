@@ -29,7 +29,7 @@ from divopd.store.journal import (
     exits_of,
     to_json_bytes,
 )
-from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_turn
+from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_teacher_turns, encode_turn
 from divopd.store.reader import BY_ARRIVAL, RecordKind, StoreReader, available, stored_turn
 from divopd.store.schema import connect, create_file, store_path
 from divopd.store.session import entry_digest, rollout_digest, seal
@@ -88,12 +88,14 @@ class Store(StoreReader):
     def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
-        It no longer waits for the teacher then. The same id with another content raises a ConflictError.
+        It no longer waits for the teacher then. Its turns of the teacher are kept beside the queue, in the same moment.
+        The same id with another content raises a ConflictError.
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
         `generated_tokens` count for a rollout that was never offered, with its first put.
         """
         rows = [_row_of(turn) for turn in rollout.turns]  # measured before the lock is taken
-        digest = rollout_digest(rollout.id, rollout.task, rollout.version, (row[:3] for row in rows))
+        taught = encode_teacher_turns(rollout.teacher_turns)
+        digest = rollout_digest(rollout.id, rollout.task, rollout.version, (row[:3] for row in rows), taught=taught)
         with self._transaction():
             known = self._one("SELECT digest FROM rollouts WHERE id = ?", rollout.id)
             if known == digest:
@@ -102,7 +104,9 @@ class Store(StoreReader):
                 raise ConflictError(f"rollout {rollout.id!r} was put before with another content; use a new id")
             offered = self._db.execute("DELETE FROM unscored WHERE id = ?", (rollout.id,)).rowcount
             self._count_generated(0 if offered else generated_tokens)
-            self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
+            number = self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
+            if taught:
+                self._insert_record("teacher_turns", number, taught)
         return True
 
     def _count_generated(self, tokens: int) -> None:
@@ -127,13 +131,14 @@ class Store(StoreReader):
             )
         return chosen
 
-    def _insert(self, rollout: Rollout, available_at: int, digest: bytes, rows: list[tuple[Any, ...]]) -> None:
+    def _insert(self, rollout: Rollout, available_at: int, digest: bytes, rows: list[tuple[Any, ...]]) -> int:
         put = (available_at, *_ending_of(rollout))
         number = self._db.execute(
             "INSERT INTO rollouts (id, task, version, available_at, success, reward, turns, digest, seal) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (rollout.id, rollout.task, rollout.version, *put, len(rows), digest, seal(digest, *put)),
         ).lastrowid
+        assert number is not None, "an INSERT has a row"
         first = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'turns'", default=0) + 1
         self._db.executemany(
             "INSERT INTO turns (arrival, rollout, turn, version, digest, reason, disagreement, tokens, valid_tokens, "
@@ -142,6 +147,7 @@ class Store(StoreReader):
         )
         payloads = ((first + place, row[-1]) for place, row in enumerate(rows))
         self._db.executemany("INSERT INTO payloads (arrival, payload) VALUES (?, ?)", payloads)
+        return number
 
     def outcomes(self, *, after: int) -> list[Outcome]:
         """How the rollouts ended that arrived after number `after`, in order of arrival; 0 asks for all of them."""
@@ -161,14 +167,15 @@ class Store(StoreReader):
         with self._transaction():
             return self._one("UPDATE state SET epoch = epoch + 1 RETURNING epoch")
 
-    def rows(self, composer: Composer, *, update: int) -> int:
+    def rows(self, composer: Composer, *, update: int, arrived: int | None = None) -> int:
         """How many rows this composer could choose from now: by it a learner knows whether to wait.
 
-        Stale turns do not count, and for a composer with a gate neither do invalid ones.
+        Stale turns do not count, and for a composer with a gate neither do invalid ones. With `arrived`, how many there
+        were before this update was composed, when so many turns had arrived.
         """
         oldest = composer.oldest_version(update)
         with self.snapshot():
-            pool = self._read_pool(composer, update)
+            pool = self._read_pool(composer, update) if arrived is None else self._past_pool(composer, update, arrived)
         return sum(turn.version >= oldest and (turn.reason is None or not composer.gated) for turn in pool)
 
     def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
@@ -225,6 +232,13 @@ class Store(StoreReader):
         queue.close()
         return pending + fresh
 
+    def _past_pool(self, composer: Composer, update: int, arrived: int) -> list[StoredTurn]:
+        """What `_read_pool` gave before this update was composed, when so many turns had arrived."""
+        before = self._one("SELECT watermark FROM updates WHERE number = ?", update - 1, default=0)
+        pending = self.pending_after(update - 1) if update else []
+        queue = self._stored(BY_ARRIVAL + "WHERE t.arrival BETWEEN ? AND ? ORDER BY t.arrival", before + 1, arrived)
+        return pending + composer.read(available(queue, update=update), update=update, pending=pending)
+
     def _check_epoch(self, epoch: int) -> None:
         current = self._one("SELECT epoch FROM state")
         if epoch != current:
@@ -259,11 +273,13 @@ class Store(StoreReader):
         return self._keep("evaluation", record.version, encode_evaluation(record))
 
     def _keep(self, kind: RecordKind, number: int, data: dict[str, Any]) -> bool:
-        text = to_json_bytes(data)
-        row = (kind, number, text, seal(text, kind, number))
         with self._transaction():
-            insert = "INSERT OR IGNORE INTO records (kind, number, json, digest) VALUES (?, ?, ?, ?)"
-            return self._db.execute(insert, row).rowcount == 1
+            return self._insert_record(kind, number, to_json_bytes(data))
+
+    def _insert_record(self, kind: RecordKind, number: int, text: bytes) -> bool:
+        row = (kind, number, text, seal(text, kind, number))
+        insert = "INSERT OR IGNORE INTO records (kind, number, json, digest) VALUES (?, ?, ?, ?)"
+        return self._db.execute(insert, row).rowcount == 1
 
     def arrived(self) -> Arrived:
         """What explorers and teacher have produced so far."""
@@ -278,7 +294,8 @@ class Store(StoreReader):
             return self._one("SELECT count(*) FROM rollouts WHERE available_at <= ?", available_by)
 
     def decided(self, update: int) -> Decided:
-        """How many rollouts this update was the first to train, and how many left with it without a trained turn."""
+        """How many rollouts this update was the first to train, how many left with it without a trained turn, and how
+        many turns it drained from the queue into its pool."""
         query = (
             "SELECT min(CASE t.fate WHEN 'trained' THEN t.fate_update END), max(t.fate_update IS NULL), "
             "max(t.fate_update) FROM rollouts r JOIN turns t ON t.rollout = r.number "
@@ -288,8 +305,14 @@ class Store(StoreReader):
             entry = self._entry(update)[0]
             names = {name for name, _ in (*entry.selected, *entry.stale, *entry.aged_out)}
             found = [self._db.execute(query, (name,)).fetchone() for name in names]
+            before = self._one("SELECT watermark FROM updates WHERE number = ?", update - 1, default=0)
+            read = (
+                "SELECT count(*) FROM turns WHERE arrival BETWEEN ? AND ? AND NOT (fate = 'stale' AND fate_update = ?)"
+            )
+            drained = self._one(read, before + 1, entry.watermark, update)
         used = sum(first_trained == update for first_trained, _, _ in found)
-        return Decided(used, sum(first is None and not left and last == update for first, left, last in found))
+        unused = sum(first is None and not left and last == update for first, left, last in found)
+        return Decided(used, unused, drained)
 
     def note(self, kind: str, event: dict[str, Any]) -> None:
         """Append what happened (a start, a wait, a lost environment) to the log of the run."""

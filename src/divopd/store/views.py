@@ -44,8 +44,8 @@ class RolloutTally(NamedTuple):
     available_at: int
     valid_turns: int
     trained_turns: int  # without dead rows
-    scored_tokens: int  # of all its turns
-    trained_tokens: int
+    valid_tokens: int  # of its valid turns
+    trained_valid_tokens: int  # of the trained ones
 
 
 class DepthTally(NamedTuple):
@@ -118,8 +118,9 @@ class StoreViews(StoreReader):
         """Every rollout that had arrived before this update was composed."""
         query = """SELECT coalesce(max(CASE WHEN t.reason IS NULL THEN t.version END), r.version), r.available_at,
                 sum(t.reason IS NULL),
-                sum(t.reason IS NULL AND t.fate = 'trained'), sum(t.tokens),
-                sum(CASE WHEN t.fate = 'trained' THEN t.tokens ELSE 0 END)
+                sum(t.reason IS NULL AND t.fate = 'trained'),
+                sum(CASE WHEN t.reason IS NULL THEN t.valid_tokens ELSE 0 END),
+                sum(CASE WHEN t.reason IS NULL AND t.fate = 'trained' THEN t.valid_tokens ELSE 0 END)
             FROM rollouts r JOIN turns t ON t.rollout = r.number WHERE r.available_at < ? GROUP BY r.number"""
         with self.snapshot():
             return [RolloutTally(*row) for row in self._db.execute(query, (available_before,))]
@@ -174,6 +175,14 @@ class StoreViews(StoreReader):
             WHERE fate_update BETWEEN ? AND ? AND fate <> 'trained' GROUP BY fate_update, fate"""
         with self.snapshot():
             return {(update, fate): count for update, fate, count in self._db.execute(query, (first, last))}
+
+    def drained(self, *, first: int, last: int) -> dict[int, int]:
+        """How many turns each of these updates, both included, read into its pool; stale ones are not counted."""
+        query = """SELECT first_seen, count(*) FROM turns WHERE first_seen BETWEEN ? AND ?
+            AND NOT (fate = 'stale' AND fate_update = first_seen) GROUP BY first_seen"""
+        with self.snapshot():
+            found = dict(self._db.execute(query, (first, last)).fetchall())
+        return {update: found.get(update, 0) for update in range(first, last + 1)}
 
     def watermarks(self) -> list[int]:
         """How far each update had read the queue."""

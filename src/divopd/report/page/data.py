@@ -16,11 +16,11 @@ from divopd.report.explanation import explain
 from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, queue_pressure
 from divopd.report.run_comparison import flat_settings
-from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
+from divopd.report.runs import costs_at, costs_by_version, ranks_of, stored_config, utilization_so_far
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
-COUNTS = ("stale", "aged_out", "invalid", "queued", "turns_put", "rollouts_put")
+COUNTS = ("stale", "aged_out", "invalid", "queued", "turns_put", "rollouts_put", "drained")
 PRESSURE = ("load", "expiring_turns", "unused_rollouts", "waiting")
 MOST_TRAINED = 12  # trained turns of a rollout; the histogram puts what is above with it
 
@@ -75,7 +75,7 @@ def summary(store: StoreViews, name: str) -> Json:
 def learning(store: StoreViews) -> Json:
     """Every evaluation with what its version had cost."""
     updates = store.update_records()
-    costs = costs_by_version(updates)
+    costs = costs_by_version(updates, ranks=ranks_of(stored_config(store.path.parent)))
     evaluations = [
         encode_evaluation(record) | asdict(costs_at(version, costs)) for version, record in store.evaluations().items()
     ]
@@ -135,6 +135,7 @@ def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, UpdateRec
     """What `divopd train` would have recorded of these updates, as far as a journal tells."""
     moments, rollouts, turns_put = _arrived(store)
     watermarks, exits = store.watermarks(), store.exits(first=first, last=last)
+    drained = store.drained(first=first, last=last)
     made: dict[int, UpdateRecord] = {}
     for update, shares in store.shares(first=first, last=last).items():
         place = bisect_right(moments, update)
@@ -147,6 +148,7 @@ def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, UpdateRec
             invalid=exits.get((update, "invalid"), 0),
             rollouts_used=0,
             rollouts_unused=0,
+            drained=drained[update],
         )
         made[update] = UpdateRecord(
             update=update,

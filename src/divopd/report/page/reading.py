@@ -17,15 +17,18 @@ LONGEST_TEXT = 20_000  # characters of one observation
 
 
 def read_rollout(store: StoreViews, rollout: str, *, words: Words, style: PromptStyle | None) -> Json:
-    """A rollout with its texts. Turns of the teacher are no rows: they are read from the prompts that follow them."""
+    """A rollout with its texts. Turns of the teacher are no rows; runs that did not keep them have them in prompts."""
     with store.snapshot():
         told = why(store, rollout)
+        taught = store.teacher_turns(rollout)
         rows = [_whole(store, turn) for turn in store.turns_of(rollout)]
     before: Turn | None = None
     for turn, row in zip(told["turns"], rows, strict=True):
         if row is not None:
             turn |= {"context": _context(row, before, words), **_response(row, words, style)}
         before = row
+    for turn, whole in zip(told["teacher_turns"], taught, strict=True):
+        turn |= {"response": words.text(whole.response_ids)[:LONGEST_TEXT], "seen": whole.seen[:LONGEST_TEXT]}
     known = next((row for row in rows if row is not None), None)
     outcome = {name: getattr(known, name, None) for name in ("success", "reward", "rollout_turns")}
     return told | outcome | {"words_missing": words.missing}

@@ -30,12 +30,16 @@ function standingOf(comparison, run) {
   return (comparison.standings || []).find((one) => one.run === run.name);
 }
 
+function lastFive({ final_five: mean, final_five_sd: deviation }) {
+  return deviation === null ? show.fixed(mean, 1) : `${show.fixed(mean, 1)} ± ${show.fixed(deviation, 1)}`;
+}
+
 function runCard(run, { comparison, pressure, colour }) {
   const standing = standingOf(comparison, run);
   const gain = run.evaluations > 1 ? run.last_rate - run.first_rate : null;
   const facts = [
     ["peak", show.rate(run.peak_rate)],
-    ["last five", standing ? `${show.fixed(standing.final_five, 1)} ± ${show.rate(standing.final_five_sd)}` : NONE],
+    ["last five", standing ? `${lastFive(standing)} %` : NONE],
     ["rollouts never used", standing ? `${show.percent(standing.never_selected)} (bound ${show.percent(standing.unreachable)})` : NONE],
     ["turns", show.whole(run.turns)],
   ];
@@ -121,16 +125,17 @@ function standingsTable(context, comparison) {
     { key: "label", label: "method", text: true },
     { key: "seed", label: "seed" },
     { key: "peak", label: "peak", unit: "%", format: (v) => show.fixed(v, 1) },
-    { key: "final_five", label: "last five", unit: "%", format: (v, row) => `${show.fixed(v, 1)} ± ${show.fixed(row.final_five_sd, 1)}` },
+    { key: "final_five", label: "last five", unit: "%", format: (_, row) => lastFive(row), title: "mean ± sample standard deviation" },
     { key: "best_five", label: "best five", unit: "%", format: (v) => show.fixed(v, 1) },
-    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest last evaluated version; runs of divopd-focus do not count for it" },
   ];
   const experience = [
     run,
     { key: "never_selected", label: "never used", format: percent, title: "valid rollouts without a trained turn" },
     { key: "unreachable", label: "bound", format: percent, title: "valid rollouts that no composer could have given a slot" },
     { key: "gini", label: "Gini", format: (v) => show.fixed(v, 2) },
-    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1), title: "tokens" },
+    { key: "scored_per_trained", label: "scored / trained", format: (v) => show.fixed(v, 1), title: "valid tokens; dead rows are not trained" },
+    { key: "arrival_per_drain", label: "arrival / drain", format: (v) => (v === null ? "n/a" : show.fixed(v, 2)), title: "turns put per second of the run, by turns read into the pool per second in which the learner did not wait" },
     { key: "effective_rollouts", label: "effective rollouts", format: (v) => show.fixed(v, 1), title: "mean of the last 40 % of updates" },
     { key: "top1_share", label: "largest rollout", format: percent, title: "share of the batch's tokens; mean of the last 40 % of updates" },
     { key: "dead_share", label: "dead rows", format: percent, title: "mean of the last 40 % of updates" },
@@ -196,13 +201,13 @@ views.cost = {
 function targetsCard(context, comparison, standings, goals) {
   const columns = [
     { key: "run", label: "run", text: true, node: runCell(context) },
-    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest final version" },
+    { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest last evaluated version; runs of divopd-focus do not count for it" },
     ...Object.values(goals).map((label, place) => ({
       key: label, label, value: (row) => row.to_targets[place].costs && row.to_targets[place].costs.trained_tokens,
       node: (row) => costCell(row.to_targets[place], "trained_tokens"),
     })),
   ];
-  const tau = comparison.target > 0 ? ` τ is the largest multiple of 5 at or below the peak of ${comparison.reference}: a run that peaks a little lower does not reach it.` : "";
+  const tau = comparison.target > 0 ? ` τ = ${comparison.target} %, ${comparison.target_origin}: a run that peaks a little lower does not reach it.` : "";
   return card("Trained tokens to each target, and the area under the curve",
     visible(`×: tokens of ${comparison.reference} by tokens of the run; above 1 favours the run.${tau}`), sortableTable({ columns, rows: standings, caption: "Trained tokens to each target" }));
 }

@@ -76,20 +76,21 @@ function outcome({ success, reward }) {
 function readerParts(context, { run, rollout, read }) {
   const back = el("a", { href: context.address("rollouts", { of: run.name, rollout: "" }), class: "back", "data-key": "back" }, "← all rollouts");
   if (read.error) return [back, empty("This rollout cannot be read here", visible(`${read.error}. In a report only some rollouts have their texts: divopd watch ${run.folder} shows all.`))];
-  const turns = read.turns;
+  const turns = [...read.turns, ...read.teacher_turns.map((turn) => ({ ...turn, taught: true }))].sort((a, b) => a.turn - b.turn);
   const missing = (read.rollout_turns || 0) - (turns.at(-1).turn + 1);
+  const last = turns.at(-1).taught ? null : "What was seen after the last turn is in no prompt, so the store does not have it.";
   return [
     back,
     el("section", { class: "card reader-head" },
       el("h3", { class: "mono" }, visible(rollout)),
       el("dl", { class: "facts" }, [
         ["task", visible(read.task)], ["run", visible(run.name)], ["policy version", String(read.version)], ["in the queue from update", String(read.available_at)],
-        ["outcome", outcome(read)], ["student turns", String(turns.length)], ["turns of the rollout", String(read.rollout_turns ?? NONE)],
+        ["outcome", outcome(read)], ["student turns", String(read.turns.length)], ["turns of the teacher", String(turns.length - read.turns.length)], ["turns of the rollout", String(read.rollout_turns ?? NONE)],
       ].map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]).flat()),
       read.words_missing ? el("p", { class: "note" }, visible(`Token ids are shown as numbers: ${read.words_missing}.`)) : null,
       heatLegend()),
     el("ol", { class: "turns" }, turns.map((turn, place) => turnCard(context, run, turn, place ? turns[place - 1] : null))),
-    el("p", { class: "note" }, missing > 0 ? `The rollout went on for ${plural(missing, "turn")} of the teacher, which are no rows and stand in no later prompt.` : "What was seen after the last turn is in no prompt, so the store does not have it."),
+    el("p", { class: "note" }, missing > 0 ? `The rollout went on for ${plural(missing, "turn")} that are no rows and stand in no later prompt.` : last),
   ];
 }
 
@@ -98,7 +99,16 @@ function heatLegend() {
   return el("p", { class: "legend heat-legend" }, swatch("warm", "the student was surer than the teacher (disagreement)"), swatch("cool", "the teacher was surer"), swatch("student", "upper strip: probability by the student"), swatch("teacher", "lower strip: by the teacher"), swatch("off", "token that does not count"));
 }
 
+function teacherCard(turn) {
+  return el("li", { class: "turn taught", style: { "--fate": "var(--teacher-hue)" } },
+    el("header", {}, el("h4", {}, `Turn ${turn.turn}`), el("span", { class: "badge" }, "the teacher's turn"), el("span", { class: "small" }, `recovery: no row, ${plural(turn.tokens, "token")}`)),
+    el("div", { class: "turn-body" },
+      el("div", {}, el("p", { class: "who" }, "response of the teacher"), el("div", { class: "seen" }, visible(turn.response)), el("p", { class: "action" }, el("span", { class: "who" }, "action"), turn.action === null ? el("em", {}, "none was found in the response") : el("code", {}, visible(turn.action)))),
+      el("div", {}, el("p", { class: "who" }, "what was seen then"), el("div", { class: "seen" }, visible(turn.seen)))));
+}
+
 function turnCard(context, run, turn, before) {
+  if (turn.taught) return teacherCard(turn);
   const skipped = before ? turn.turn - before.turn - 1 : turn.turn;
   const dead = turn.fate === "trained" && turn.reason;
   const colour = palette().fates[dead ? "dead" : turn.fate];
@@ -107,7 +117,7 @@ function turnCard(context, run, turn, before) {
     ? [el("div", { class: "turn-body" }, seen(turn.context), el("div", {}, el("p", { class: "who" }, "response of the student"), heatStrip(turn), el("p", { class: "action" }, el("span", { class: "who" }, "action"), turn.action === null ? el("em", {}, "none was found in the response") : el("code", {}, visible(turn.action)))))]
     : [empty("The tokens of this turn were dropped", "settle has freed their space after a durable checkpoint.")];
   return el("li", { class: "turn", style: { "--fate": colour } },
-    skipped > 0 ? el("p", { class: "teacher-turns" }, `${plural(skipped, "turn")} of the teacher before this one (recovery): not trained, part of the prompt.`) : null,
+    skipped > 0 ? el("p", { class: "teacher-turns" }, `${plural(skipped, "turn")} before this one, no rows: they are part of the prompt, and the run has kept no more of them.`) : null,
     el("header", {}, el("h4", {}, `Turn ${turn.turn}`),
       turn.update !== null && turn.fate === "trained" ? el("a", { class: "badge", href: context.address("batches", { of: run.name, batch: String(turn.update), first: String(Math.max(0, turn.update - BATCHES_SHOWN / 2)) }) }, fate) : el("span", { class: "badge" }, fate),
       el("span", { class: "small" }, turn.reason ? `${plural(turn.tokens, "token")}` : `disagreement ${show.fixed(turn.disagreement)} nats over ${plural(turn.valid_tokens, "token")}; ${plural(turn.tokens, "token")} with the prompt`)),

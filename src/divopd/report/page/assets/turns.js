@@ -108,7 +108,7 @@ views.use = {
       { key: "never_selected", label: "never used", format: (v) => show.percent(v) },
       { key: "unreachable", label: "bound", format: (v) => show.percent(v), title: "could not be reached by any composer" },
       { key: "gini", label: "Gini", format: (v) => show.fixed(v, 3), title: "of trained turns over valid rollouts; 0: all gave equally many" },
-      { key: "scored_per_trained", label: "scored / trained tokens", format: (v) => show.fixed(v, 2) },
+      { key: "scored_per_trained", label: "scored / trained tokens", format: (v) => show.fixed(v, 2), title: "valid tokens; dead rows are not trained" },
     ];
     return [
       figure({
