@@ -333,24 +333,6 @@ def test_turnopd_weighs_by_the_batch_what_does_not_tell_of_its_rollout() -> None
         assert make_composer("turnopd", total_updates=10).compose(dead, update=0).weights == [1.0] * 3
 
 
-@pytest.mark.parametrize("method", METHODS)
-@given(pool=candidates(), batch=st.integers(1, 20), told=st.data())
-def test_no_selection_looks_at_the_whole_rollout(
-    method: str, pool: list[Candidate], batch: int, told: st.DataObject
-) -> None:
-    """`rollout_turns` and `rollout_valid_tokens` may say anything: the same turns are selected, in the same passes.
-
-    Only a method that says so weighs rows by them.
-    """
-    number = st.none() | st.integers(0, 40)
-    telling = [c._replace(rollout_turns=told.draw(number), rollout_valid_tokens=told.draw(number)) for c in pool]
-    silent, spoken = (make_composer(method, batch_size=batch).decide(p, update=UPDATE) for p in (pool, telling))
-    for name in ("selected", "stale", "invalid", "aged_out", "pending"):
-        assert [c.key for c in getattr(spoken, name)] == [c.key for c in getattr(silent, name)]
-    assert spoken.passes == silent.passes
-    assert METHODS[method].weighs_by_rollout or spoken.weights == silent.weights
-
-
 # ── adaptive ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -464,3 +446,24 @@ def test_misuse_is_told() -> None:
     assert composer.room(0) == 2
     with pytest.raises(InputError, match="method 'vanilla'"):
         composer.load_state_dict(make_composer("vanilla").state_dict())
+
+
+# ── what no composer looks at ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(pool=candidates() | urgent_pools().map(lambda drawn: drawn[0]), batch=st.integers(1, 20), told=st.data())
+def test_no_selection_looks_at_the_whole_rollout(
+    method: str, pool: list[Candidate], batch: int, told: st.DataObject
+) -> None:
+    """`rollout_turns` and `rollout_valid_tokens` may say anything: the same turns are selected, in the same passes.
+
+    Only a method that says so weighs rows by them.
+    """
+    number = st.none() | st.integers(0, 40)
+    telling = [c._replace(rollout_turns=told.draw(number), rollout_valid_tokens=told.draw(number)) for c in pool]
+    silent, spoken = (make_composer(method, batch_size=batch).decide(p, update=UPDATE) for p in (pool, telling))
+    for name in ("selected", "stale", "invalid", "aged_out", "pending"):
+        assert [c.key for c in getattr(spoken, name)] == [c.key for c in getattr(silent, name)]
+    assert spoken.passes == silent.passes
+    assert METHODS[method].weighs_by_rollout or spoken.weights == silent.weights

@@ -49,7 +49,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "older": (
         lambda path: other_database(path, OUR_ID, "PRAGMA user_version = 2", "CREATE TABLE state (max_queued)"),
-        "a store of format 2; this divopd knows format 3: read it with the version of divopd that wrote it",
+        f"a store of format 2; this divopd knows format {FORMAT}: read it with the version of divopd that wrote it",
     ),
     "other tables": (
         lambda path: other_database(path, OUR_ID, OUR_FORMAT, "CREATE TABLE t (x)"),
