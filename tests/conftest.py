@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from browser import CHROMIUM
 
@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a machine that is busy, two 
 # the same examples on every machine; no deadline, because test machines are shared
 settings.register_profile("divopd", deadline=None, max_examples=50, derandomize=True)
 settings.register_profile("quick", parent=settings.get_profile("divopd"), max_examples=8)
+# for `make mutants`: that a test fails counts, not how little it takes
+settings.register_profile("mutants", parent=settings.get_profile("divopd"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("divopd")
 
 
@@ -50,6 +52,20 @@ def _warm_jvms() -> list[Any]:
     """ScienceWorld keeps JVMs whose environments are gone: the next environment is faster by that."""
     module = sys.modules.get("divopd.environments.scienceworld.environment")
     return [jvm for left in module._left.values() for jvm in left] if module else []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What fixtures of a session or a module remember is forgotten with the session."""
+    os.environ["DIVOPD_CACHE"] = str(tmp_path_factory.mktemp("remembered"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(_no_cache_of_the_user: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest,
+               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """What a test remembers, no other test knows."""
+    name = f"{abs(hash(request.node.nodeid)):x}"
+    monkeypatch.setenv("DIVOPD_CACHE", str(tmp_path_factory.getbasetemp() / "remembered-by-test" / name))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.model_files import require_model
 from divopd.models.optimization import Lora
 from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
-from divopd.models.policy import Response, refuse_foreign_ids
+from divopd.models.policy import Response, Vocabulary
 from divopd.models.weights import fill_weights, gathered_weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,8 +32,13 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 class TransformersPolicy:
     """A causal language model with its tokenizer. `model` is the transformers model that checkpoints save and fill."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, *, max_tokens: int = 8192) -> None:
-        """`max_tokens` is how many tokens one forward pass of scoring or of reading prompts may compute."""
+    def __init__(
+        self, model: Any, tokenizer: Any = None, *, max_tokens: int = 8192, forbidden: Items[int] = ()
+    ) -> None:
+        """`max_tokens` is how many tokens one forward pass of scoring or of reading prompts may compute.
+
+        `forbidden` ids are never sampled, nor are those that the tokenizer does not have.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -42,7 +47,9 @@ class TransformersPolicy:
                 module.p = 0.0
         _refuse_other_architectures(model)
         self.scorer = Scorer(model).eval()
-        self._generator = Generator(model, read_at_once=max_tokens)
+        self._vocabulary = Vocabulary(tokenizer, rows=model.config.vocab_size)
+        forbidden = [id_ for id_ in {*forbidden, *self._vocabulary.unknown} if id_ < model.config.vocab_size]
+        self._generator = Generator(model, read_at_once=max_tokens, forbidden=forbidden)
 
     @classmethod
     def load(
@@ -54,6 +61,7 @@ class TransformersPolicy:
         lora: Lora | None = None,
         seed: int = 0,
         max_tokens: int = 8192,
+        forbidden: Items[int] = (),
     ) -> "TransformersPolicy":
         """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network.
 
@@ -73,7 +81,8 @@ class TransformersPolicy:
             tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
-        return cls(_with_lora(model, lora, seed=seed).to(device), tokenizer, max_tokens=max_tokens)
+        adapted = _with_lora(model, lora, seed=seed).to(device)
+        return cls(adapted, tokenizer, max_tokens=max_tokens, forbidden=forbidden)
 
     @property
     def device(self) -> torch.device:
@@ -168,8 +177,8 @@ class TransformersPolicy:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
     def refuse_foreign_ids(self, ids: np.ndarray) -> None:
-        """Raise an AlignmentError at the first id that is not in the vocabulary."""
-        refuse_foreign_ids(ids, self.model.config.vocab_size)
+        """Raise an AlignmentError at the first id that the tokenizer does not have."""
+        self._vocabulary.refuse_foreign(ids)
 
 
 def _row(ids: Items[int], span: tuple[int, int]) -> Row:
