@@ -127,7 +127,7 @@ def test_turns_of_the_teacher_go_with_their_rollout_and_are_no_rows(store: AnySt
         assert not store.put(rollout)
     assert [store.teacher_turns(name) for name in ("e.1", "e.2")] == [(), TAUGHT]
     assert (store.arrived().turns, store.backlog(), store.account().put) == (6, 6, 6)
-    assert [len(outcome.disagreements) for outcome in store.outcomes(after=0)] == [3, 3]
+    assert [len(outcome.turns) for outcome in store.outcomes(after=0)] == [3, 3]
     vanilla = make_composer("vanilla", batch_size=9)
     assert store.rows(vanilla, update=0) == 6
     epoch = store.begin_learner()
