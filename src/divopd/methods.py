@@ -1,4 +1,4 @@
-"""The methods: which composer fills a batch, what its rows weigh, how deep rollouts go, whether the teacher helps.
+"""The methods: which composer fills a batch, what its rows weigh, where rollouts begin and end, who helps.
 
 A new method is one line of METHODS and, if it has a new idea, one class or function where its kind lives: composers/,
 composers/weights.py, curricula.py. Its name is compared nowhere else.
@@ -21,7 +21,7 @@ from divopd.composers import (
 )
 from divopd.composers.composer import RowWeights, equal_rows
 from divopd.composers.weights import equal_rollouts, turn_aware
-from divopd.curricula import AdaptedDepth, Curriculum, FullDepth, GrowingDepth
+from divopd.curricula import AdaptedDepth, Curriculum, FullDepth, GrowingDepth, RetreatingStart
 from divopd.errors import InputError, UnknownNameError
 
 
@@ -31,6 +31,7 @@ class Method:
 
     composer: type[Composer]
     weights: RowWeights = equal_rows
+    weighs_by_rollout: bool = False  # its weights want to know `rollout_turns` and `rollout_valid_tokens`
     curriculum: type[Curriculum] = FullDepth
     recovers: bool = False  # the teacher acts for a stuck student
     explorers: str = ""  # what it asks of the explorers, in words
@@ -51,7 +52,10 @@ METHODS: dict[str, Method] = {
     "divopd-focus": Method(DivOPDFocus, weights=equal_rollouts, bounds_budget=False),  # some of its runs are shorter
     "top-b": Method(TopB),
     "tcod-f2b": Method(Vanilla, curriculum=GrowingDepth, explorers="a depth curriculum"),
-    "turnopd": Method(Vanilla, weights=turn_aware, curriculum=AdaptedDepth, explorers="adaptive depth"),
+    "tcod-b2f": Method(Vanilla, curriculum=RetreatingStart, explorers="expert actions replayed first, ever fewer"),
+    "turnopd": Method(
+        Vanilla, weights=turn_aware, weighs_by_rollout=True, curriculum=AdaptedDepth, explorers="adaptive depth"
+    ),
     "divopd-adaptive": Method(DivOPDAdaptive),
 }
 BASELINE = "vanilla"  # what costs and targets refer to

@@ -1,12 +1,13 @@
 """The gate: when a turn has usable supervision, why not if it has none, and how much the two models disagree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from math import fsum, isfinite
 from operator import sub
 from typing import Literal
 
-from divopd.turns import Turn
+from divopd.turns import Rollout, Turn
 
 Reason = Literal[
     "prompt_truncated",
@@ -60,10 +61,22 @@ def valid_mask(turn: Turn) -> Sequence[int]:
     return [int(a and t) for a, t in zip(action, turn.teacher_mask, strict=True)]
 
 
+def valid_tokens(turn: Turn) -> int:
+    """How many tokens of a turn count in the loss: |V|, and 0 for an invalid turn."""
+    return sum(valid_mask(turn)) if why_invalid(turn) is None else 0
+
+
+def with_valid_tokens(rollout: Rollout) -> Rollout:
+    """A scored rollout whose turns all say how many valid tokens it has."""
+    total = sum(map(valid_tokens, rollout.turns))
+    return replace(rollout, turns=tuple(replace(turn, rollout_valid_tokens=total) for turn in rollout.turns))
+
+
 def disagreement(turn: Turn) -> float:
     """Summed student-minus-teacher log probability over the valid tokens (specification §3), from the cached values.
 
-    The sum, not the mean: long turns rank higher on purpose (eq. 3). Only for valid turns.
+    The sum, not the mean: long turns rank higher on purpose (eq. 2, learning-need). At the version that generated the
+    turn it is |V|/β times the loss of its row (eq. 5, score-loss-equivalence). Only for valid turns.
     """
     mask = valid_mask(turn)
     assert turn.student_logprobs is not None

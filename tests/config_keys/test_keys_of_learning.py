@@ -156,6 +156,15 @@ def test_tokens_that_no_resume_needs_are_forgotten(before: Run, after: Run) -> N
     assert (code, "its tokens were dropped when update 0 was settled" in said) == (2, True), said
 
 
+@changing("audits.keep_last", "1", "evaluation.every=9", "learner.updates=5")
+def test_the_weights_before_the_last_updates_are_kept(before: Run, after: Run) -> None:
+    """Besides versions 0 and 5, which are evaluated: all, where eight are wanted; those before the last update."""
+    kept = [sorted(int(folder.name) for folder in (run.folder / "weights").iterdir()) for run in (before, after)]
+    assert kept == [[0, 1, 2, 3, 4, 5], [0, 4, 5]]
+    assert after.tensors(4).keys() == before.tensors(4).keys()
+    assert all(torch.equal(value, before.tensors(4)[name]) for name, value in after.tensors(4).items())
+
+
 # ── costs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 COSTS: dict[str, Callable[[list[Turn]], int]] = {  # how often each is paid until the first update is over

@@ -1,11 +1,14 @@
 """Keys that decide how rollouts are played: environment, prompts, explorer, recovery, curriculum, evaluation, seed."""
 
+from pathlib import Path
+from shutil import copy
 from typing import Any
 
+from divopd.models.model_files import load_tokenizer
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
 from divopd.turns import Turn
-from key_runs import Lab, Run, changing
+from key_runs import Lab, Run, changing, checks
 from recording_rooms import Room
 
 # ── environment ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,6 +96,24 @@ def test_an_answer_without_its_tags_is_no_action(before: Run, after: Run) -> Non
     assert any(play.actions for play in before.plays)
     assert not any(play.actions for play in after.plays)
     assert "There was no action in the answer." in after.prompt(after.begun[0][1])
+
+
+@checks("prompts.template")
+def test_arguments_reach_the_chat_template(lab: Lab, models: Path, tmp_path: Path) -> None:
+    """The student's template writes a mark where it is told to; an argument that it does not have is refused."""
+    for file in (models / "student").iterdir():
+        copy(file, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.chat_template += "{%- if marked -%}{{ '<|pad|>' }}{%- endif -%}"
+    tokenizer.save_pretrained(tmp_path)
+    student = f"student.model={tmp_path}"
+    plain, marked = lab.run(student), lab.run(student, "prompts.template={marked: true}")
+    assert not any(plain.prompt(turn).endswith("<|act|><|pad|>") for turn in plain.rows)
+    assert all(marked.prompt(turn).endswith("<|act|><|pad|>") for turn in marked.rows)
+    assert marked.config["prompts"]["template"] == {"marked": True}
+    refused = lab.run(student, "prompts.template={remarked: true}")
+    assert refused.code != 0
+    assert "prompts.template has remarked, which the student's chat template does not use" in refused.said
 
 
 @changing("prompts.max_observation_chars", "5")
@@ -199,13 +220,30 @@ def test_the_teacher_does_not_come_before_the_warmup_is_over(before: Run, after:
 # ── curriculum ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=16", "learner.updates=2")
+@changing("curriculum.growth", "1", "method=tcod-f2b", "explorer.rollouts_in_flight=5", "learner.updates=6")
 def test_rollouts_grow_by_a_turn_every_so_many_explorer_steps(before: Run, after: Run) -> None:
     """An explorer step is sixteen rollouts; the first is step 1. Evaluations are as deep as ever."""
     steps = [[len(turns) for turns in after.begun[start : start + 16]] for start in (0, 16)]
     assert [set(lengths) for lengths in steps] == [{2}, {3}]
     assert {len(turns) for turns in before.begun[:32]} == {1}
     assert after.evaluations[0]["turns"] == 4
+
+
+@changing("curriculum.rollouts_per_step", "3", "method=tcod-f2b", "curriculum.growth=1")
+def test_an_explorer_step_is_so_many_rollouts_whatever_is_in_flight(before: Run, after: Run) -> None:
+    """Two are in flight; a step is sixteen rollouts unless it is said."""
+    assert {len(turns) for turns in before.begun} == {2}
+    assert [len(turns) for turns in after.begun[:7]] == [2, 2, 2, 3, 3, 3, 4]
+
+
+GUIDED = ("environment.name=$tests/recording_rooms.py:GuidedRoom", "environment.horizon=6", "method=tcod-b2f")
+
+
+@changing("curriculum.retreat", "1", *GUIDED, "curriculum.rollouts_per_step=1", "learner.updates=4")
+def test_one_expert_action_less_is_replayed_every_so_many_explorer_steps(before: Run, after: Run) -> None:
+    """Of the expert's four actions, three less what the steps since the first took off: rows begin behind them."""
+    assert [turns[0].turn for turns in before.begun[:5]] == [3, 3, 3, 3, 2]
+    assert [turns[0].turn for turns in after.begun[:5]] == [2, 1, 0, 0, 0]
 
 
 # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────────

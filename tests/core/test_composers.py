@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -275,13 +276,67 @@ def test_focus_caps_turns_and_tokens_of_a_task_in_the_first_pass() -> None:
     assert sum(c.task == "one" for c, s in zip(decision.selected, decision.passes, strict=True) if s == 1) == 3
 
 
+def test_focus_sweeps_over_the_tasks_after_the_first_pass() -> None:
+    """In every later pass each task gives one more turn, in the order of the first pass, whatever its tokens."""
+    pool = [Candidate(f"r{task}", i, task, 0, 0, None, 9.0 - i, 10, 5) for task in "ab" for i in range(6)]
+    pool += [Candidate("rc", i, "c", 0, 0, None, 9.0 - i, 1_000, 5) for i in range(2)]  # above its share of tokens
+    decision = make_composer("divopd-focus", batch_size=12).decide(pool, update=0)
+    order = list(dict.fromkeys(c.task for c in decision.selected if c.task != "c"))
+    by_pass = [
+        [c.task for c, n in zip(decision.selected, decision.passes, strict=True) if n == sweep] for sweep in (1, 2, 3)
+    ]
+    assert by_pass[0] == [order[0]] * 3 + [order[1]] * 3
+    assert sorted(by_pass[1]) == sorted(by_pass[2]) == ["a", "b", "c"]
+    assert by_pass[1] == by_pass[2]
+    assert [task for task in by_pass[1] if task != "c"] == order
+    assert [c.turn for c in decision.selected if c.task == "a"] == [0, 1, 2, 3, 4]
+
+
 def test_turnopd_moves_from_tokens_to_turns() -> None:
-    """At the start a row weighs by its share of tokens, from half of training on all rows weigh the same."""
+    """Rows weigh (1-α)·|V|/rollout_valid_tokens + α/rollout_turns, scaled to mean 1; α is 1 from half of training on.
+
+    A rollout counts by the rows of it that are present: of b two of four turns, and 8 of 16 valid tokens.
+    """
+    a = [turn("a", n, size=size, rollout_turns=2, rollout_valid_tokens=4) for n, size in ((0, 1), (1, 3))]
+    b = [turn("b", n, size=size, rollout_turns=4, rollout_valid_tokens=16) for n, size in ((1, 2), (2, 6))]
+    composers = [make_composer("turnopd", total_updates=10, max_staleness=9) for _ in range(3)]
+    start, middle, late = (one.compose([*a, *b], update=n).weights for one, n in zip(composers, (0, 2, 5), strict=True))
+    tokens, turns = [1 / 4, 3 / 4, 2 / 16, 6 / 16], [1 / 2, 1 / 2, 1 / 4, 1 / 4]
+    assert start == pytest.approx([4 * part / 1.5 for part in tokens])
+    assert late == pytest.approx([4 * part / 1.5 for part in turns])
+    assert middle == pytest.approx([4 * (0.6 * x + 0.4 * y) / 1.5 for x, y in zip(tokens, turns, strict=True)])
+
+
+def test_turnopd_weighs_by_the_batch_what_does_not_tell_of_its_rollout() -> None:
+    """Rows of the rollout in the batch, and their valid tokens, stand in; a batch of dead rows has equal weights."""
     turns = [turn("a", 0, size=1), turn("a", 1, size=3), turn("b", 0, size=7)]
     start = make_composer("turnopd", total_updates=10).compose(turns, update=0)
-    assert start.weights == pytest.approx([0.5, 1.5, 1.0])
+    assert start.weights == pytest.approx([3 / 8, 9 / 8, 3 / 2])
     late = make_composer("turnopd", total_updates=10, max_staleness=9).compose(turns, update=5)
-    assert late.weights == pytest.approx([1.0, 1.0, 1.0])
+    assert late.weights == pytest.approx([3 / 4, 3 / 4, 3 / 2])
+    told = [turn("a", 0, size=1, rollout_turns=0, rollout_valid_tokens=0), *turns[1:]]  # it says what cannot be
+    assert make_composer("turnopd", total_updates=10).compose(told, update=0).weights == start.weights
+    dead = [replace(one, prompt_truncated=True) for one in turns]
+    with pytest.warns(NothingToTrainWarning):
+        assert make_composer("turnopd", total_updates=10).compose(dead, update=0).weights == [1.0] * 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(pool=candidates(), batch=st.integers(1, 20), told=st.data())
+def test_no_selection_looks_at_the_whole_rollout(
+    method: str, pool: list[Candidate], batch: int, told: st.DataObject
+) -> None:
+    """`rollout_turns` and `rollout_valid_tokens` may say anything: the same turns are selected, in the same passes.
+
+    Only a method that says so weighs rows by them.
+    """
+    number = st.none() | st.integers(0, 40)
+    telling = [c._replace(rollout_turns=told.draw(number), rollout_valid_tokens=told.draw(number)) for c in pool]
+    silent, spoken = (make_composer(method, batch_size=batch).decide(p, update=UPDATE) for p in (pool, telling))
+    for name in ("selected", "stale", "invalid", "aged_out", "pending"):
+        assert [c.key for c in getattr(spoken, name)] == [c.key for c in getattr(silent, name)]
+    assert spoken.passes == silent.passes
+    assert METHODS[method].weighs_by_rollout or spoken.weights == silent.weights
 
 
 # ── adaptive ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -307,6 +362,50 @@ def test_adaptive_serves_every_rollout_about_to_expire(pool: list[Candidate], ba
     urgent = {rollout for rollout, deadline in deadlines.items() if deadline <= UPDATE}
     served = {c.rollout for c in selected}
     assert urgent <= served if len(urgent) <= batch else len(served) == batch
+
+
+@st.composite
+def urgent_pools(draw: st.DrawFn) -> tuple[list[Candidate], dict[str, Any]]:
+    """A few rollouts, some at their deadline, and settings of a composer whose batch is small."""
+    delta, age, pool = draw(st.integers(0, 2)), draw(st.integers(0, 2)), []
+    for rollout in "abcde"[: draw(st.integers(1, 5))]:
+        version = UPDATE - draw(st.integers(0, delta))
+        for index in range(draw(st.integers(1, 6))):
+            first_seen = UPDATE - draw(st.integers(0, age + 1))
+            gap = draw(st.sampled_from([0.0, 1.0, 2.0]))
+            pool.append(Candidate(rollout, index, "t", version, first_seen, None, gap, 5, 5))
+    cap = draw(st.one_of(st.none(), st.integers(1, 5)))
+    batch = draw(st.integers(1, max(1, len(pool))))
+    return pool, {"batch_size": batch, "cap": cap, "max_staleness": delta, "max_pending_age": age}
+
+
+def by_deadline(pool: list[Candidate], numbers: dict[str, Any], last: dict[str, int], *, cap: int) -> list[Candidate]:
+    """divopd's batch when groups go by their deadlines: first-seen values are replaced by places in that order."""
+    waited = {rollout: min(c.first_seen for c in pool if c.rollout == rollout) for rollout in last}
+    order = sorted(waited, key=lambda rollout: (last[rollout], waited[rollout], rollout))
+    moved = {c._replace(first_seen=order.index(c.rollout)): c for c in pool}
+    composer = make_composer("divopd", **numbers | {"cap": cap, "max_pending_age": 99})
+    return [moved[c] for c in composer.decide(list(moved), update=UPDATE).selected]
+
+
+@given(drawn=urgent_pools())
+@settings(max_examples=4 * settings().max_examples)
+def test_adaptive_is_its_definition(drawn: tuple[list[Candidate], dict[str, Any]]) -> None:
+    """Literally specification §4.4: divopd unless a deadline is now; else by deadline, the largest cap that serves."""
+    pool, numbers = drawn
+    delta, age, cap = numbers["max_staleness"], numbers["max_pending_age"], numbers["cap"]
+    last = {c.rollout: UPDATE for c in pool}
+    for c in pool:
+        last[c.rollout] = max(last[c.rollout], min(c.version + delta, c.first_seen + age + 1))
+    now = {rollout for rollout, deadline in last.items() if deadline == UPDATE}
+    if now:
+        largest = cap or max(c.turn for c in pool) + 1
+        batches = {k: by_deadline(pool, numbers, last, cap=k) for k in range(1, largest + 1)}
+        serving = [k for k, batch in batches.items() if now <= {c.rollout for c in batch}]
+        expected = batches[max(serving, default=1)]
+    else:
+        expected = make_composer("divopd", **numbers).decide(pool, update=UPDATE).selected
+    assert make_composer("divopd-adaptive", **numbers).decide(pool, update=UPDATE).selected == expected
 
 
 def test_adaptive_takes_the_largest_cap_that_serves_all() -> None:

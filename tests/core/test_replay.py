@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from divopd import METHODS, Turn, make_composer
 from divopd.cli import main
+from divopd.metrics import batch_figures
 from divopd.replay import Recording, recording_of, replay, utilization_of
 from divopd.synth import PRESETS, load_of, synthesize, with_load
 from divopd.turns import write_turns
@@ -34,6 +36,37 @@ def test_a_replay_is_algorithm_1_on_what_has_arrived(turns: list[Turn], batch: i
         assert [c.key for c in decision.selected] == [t.key for t in expected["selected"]]
         assert [c.key for c in decision.stale] == [t.key for t in expected["stale"]]
         assert len(decision.pending) == len(literal.P)
+
+
+@given(
+    turns=recordings(),
+    batch=st.integers(1, 8),
+    width=st.integers(1, 5),
+    delta=st.integers(0, 4),
+    spare=st.integers(0, 2),
+)
+def test_vanilla_with_a_wide_pool_composes_vanillas_batches(
+    turns: list[Turn], batch: int, width: int, delta: int, spare: int
+) -> None:
+    """If W ≥ δ - 1 no turn ages out before it is stale, and arrival order takes the oldest turns from any pool."""
+    numbers = {"batch_size": batch, "pool_multiplier": width, "max_staleness": delta}
+    numbers["max_pending_age"] = max(0, delta - 1 + spare)
+    vanilla, wide = (
+        [decision.selected for decision in replay(recording_of(turns), make_composer(name, **numbers), updates=16)]
+        for name in ("vanilla", "vanilla-wide")
+    )
+    assert [[c.key for c in batch] for batch in wide] == [[c.key for c in batch] for batch in vanilla]
+
+
+def test_a_pending_age_below_the_staleness_limit_makes_wide_vanilla_differ() -> None:
+    """With W < δ - 1 a turn may age out that vanilla would still have trained: the condition is needed."""
+    numbers = {"batch_size": 1, "pool_multiplier": 4, "max_staleness": 3, "max_pending_age": 0}
+    recording = recording_of([turn("a", index) for index in range(3)], updates=3)
+    selected = [
+        [c.turn for decision in replay(recording, make_composer(name, **numbers)) for c in decision.selected]
+        for name in ("vanilla", "vanilla-wide")
+    ]
+    assert selected == [[0, 1, 2], [0, 1]]
 
 
 def test_a_replay_never_waits() -> None:
@@ -67,6 +100,17 @@ def test_base_and_focus_reach_the_same_rollouts(synthetic: Recording) -> None:
         for name in ("divopd", "divopd-base")
     ]
     assert reached[0] == reached[1]
+
+
+def test_focus_composes_as_the_papers_runs_do() -> None:
+    """On the ScienceWorld preset, over the last 40 % of updates: the paper's runs have 12.8 to 14.6 effective rollouts
+    and a top-1 share of 0.115 to 0.121; emptying one task after the other would give 4.8 and 0.44.
+    """
+    recording = recording_of(synthesize(PRESETS["scienceworld"], updates=UPDATES, seed=0), updates=UPDATES)
+    decisions = list(replay(recording, make_composer("divopd-focus")))
+    last = [batch_figures(decisions[update].selected, update=update) for update in range(60, UPDATES)]
+    assert fmean(figures.effective_rollouts for figures in last) == pytest.approx(13.1, abs=0.1)
+    assert fmean(figures.top1_share for figures in last) == pytest.approx(0.114, abs=0.002)
 
 
 def test_no_composer_beats_the_bound(synthetic: Recording) -> None:
@@ -142,3 +186,16 @@ def test_what_a_replay_cannot_show_is_said(tmp_path: Path, capsys: pytest.Captur
     said = " ".join(table_of([turn("a", 0)], tmp_path, capsys, "vanilla", "turnopd", "divopd-r").split())
     assert "what turnopd and divopd-r do in the explorer" in said
     assert "explorer" not in table_of([turn("a", 0)], tmp_path, capsys, "vanilla", "divopd")
+
+
+def test_a_recording_that_does_not_tell_of_whole_rollouts_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where row weights want to know them: once under the table, and once beside the JSON."""
+    silent, telling = [turn("a", 0), turn("a", 1)], [turn("b", 0, rollout_turns=1, rollout_valid_tokens=3)]
+    out = " ".join(table_of([*silent, *telling], tmp_path, capsys, "vanilla", "turnopd").split())
+    assert out.count("2 of 3 turns lack rollout_turns or rollout_valid_tokens: turnopd weighs them by the rows") == 1
+    assert main(["replay", str(tmp_path / "turns.jsonl"), "--method", "turnopd", "--json"]) == 0
+    assert capsys.readouterr().err.count("2 of 3 turns lack") == 1
+    assert "lack" not in table_of([*silent, *telling], tmp_path, capsys, "vanilla")
+    assert "lack" not in table_of(telling, tmp_path, capsys, "turnopd")

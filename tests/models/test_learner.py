@@ -16,6 +16,7 @@ from divopd.learner.torch_learner import TorchLearner
 from divopd.models.optimization import Optimization
 from divopd.models.packing import make_row, merge_rows
 from divopd.models.transformers_policy import Lora, TransformersPolicy, _with_lora
+from divopd.validity import why_invalid
 from token_rollouts import (
     HISTORIES,
     dead,
@@ -162,6 +163,36 @@ def test_a_batch_of_dead_rows_is_a_step_with_gradient_zero() -> None:
         torch.testing.assert_close(new.detach(), old * (1 - 0.1 * 0.5))
 
 
+INVALID: dict[str, dict[str, Any]] = {  # each with tokens that both masks allow
+    "prompt_truncated": {"prompt_truncated": True},
+    "no_student_logprobs": {"student_logprobs": None},
+    "no_teacher_logprobs": {"teacher_logprobs": None},
+    "misaligned": {"teacher_logprobs": [-1.0]},
+    "not_finite: teacher": {"teacher_logprobs": [float("-inf")] * 5},
+    "not_finite: student": {"student_logprobs": [float("nan")] * 5},
+    "not_finite: above 0": {"teacher_logprobs": [0.5] * 5},
+}
+
+
+@pytest.mark.parametrize("reason", INVALID)
+def test_an_invalid_turn_is_a_dead_row_whatever_its_masks_say(reason: str) -> None:
+    """It adds 0 to the loss and counts in the denominator, and so does any weight that a method gives it."""
+    turns = [turn for turn in rollout("a", seed=3) if len(turn.response_ids) == 5]
+    [*others, last] = rollout("b", seed=1) + turns
+    changes = {"teacher_mask": [1] * 5, "action_mask": [1] * 5} | INVALID[reason]
+    invalid = replace(last, **changes)
+    assert why_invalid(invalid) == reason.partition(":")[0]
+    size = len(others) / (len(others) + 1)
+    model = tiny_model()
+    learner = TorchLearner(TransformersPolicy(model))
+    alone = learner.gradient(others)
+    expected = gradient(model) * size
+    beside = learner.gradient([*others, invalid], [*([1.0] * len(others)), 7.0])
+    torch.testing.assert_close(gradient(model), expected, rtol=1e-9, atol=1e-12)
+    assert beside.loss == pytest.approx(alone.loss * size, rel=1e-9)
+    assert (beside.rows, beside.dead_rows, beside.valid_tokens) == (len(others) + 1, 1, alone.valid_tokens)
+
+
 def test_broken_batches_change_no_weight() -> None:
     """Ids outside the vocabulary, an empty batch, weights that overflow: an error each, and the model as before."""
     model = tiny_model(torch.float32)
@@ -191,10 +222,28 @@ def test_bfloat16_products_with_float32_weights() -> None:
         TorchLearner(TransformersPolicy(tiny_model(torch.bfloat16)))
 
 
+def test_adapters_start_from_the_seed() -> None:
+    """Whatever torch's own generator has drawn, and without a draw from it; another seed gives another start."""
+    pytest.importorskip("peft", reason="for want of the extra lora")
+
+    def adapters(seed: int) -> torch.Tensor:
+        base = tiny_model(torch.float32)
+        torch.rand(1)
+        before = torch.get_rng_state()
+        model = _with_lora(base, Lora(rank=2, alpha=4), seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        found = [value.flatten() for name, value in model.named_parameters() if "lora_A" in name]
+        return torch.cat(found)
+
+    first, again, other = adapters(3), adapters(3), adapters(4)
+    assert torch.equal(first, again)
+    assert not torch.isclose(first, other).any()
+
+
 def test_lora_trains_the_adapters_only(tmp_path: Path) -> None:
     """The base model's weights stay, the adapters move, and a saved model has them merged while training can go on."""
     pytest.importorskip("peft", reason="for want of the extra lora")
-    model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4))
+    model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4), seed=0)
     policy = TransformersPolicy(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     turns = pool()

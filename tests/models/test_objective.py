@@ -1,5 +1,6 @@
 """The objective, and the identities about batch composition that follow from it (specification §5, §10)."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,15 +10,16 @@ import torch
 from divopd import Turn, make_composer
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.objective import opd_loss, token_weights
+from divopd.models.optimization import Optimization
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.validity import disagreement, why_invalid
-from token_rollouts import dead, gradient, own_copy, plain_gradient, pool, rollout, tiny_model
+from divopd.validity import disagreement, valid_mask, why_invalid
+from token_rollouts import dead, gradient, own_copy, plain_gradient, plain_logprobs, pool, rollout, tiny_model
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
 
 def test_loss_value_is_the_mean_of_row_means_with_dead_rows_in_the_denominator() -> None:
-    """Eq. opd-loss on numbers done by hand: rows of two, no and one valid tokens."""
+    """Eq. 3, opd-loss, on numbers done by hand: rows of two, no and one valid tokens."""
     logprobs = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
     teacher = torch.tensor([-0.5, -4.0, -3.5], dtype=torch.float64)
     first, second, third = token_weights([2, 0, 1], [1.0, 1.0, 2.0])
@@ -41,6 +43,26 @@ def test_one_forward_gives_the_gradient_of_two() -> None:
     twice = opd_loss(chosen(), teacher=teacher, weights=weights, beta=0.7, old=old)
     assert once.item() == twice.item()
     torch.testing.assert_close(torch.autograd.grad(once, logits), torch.autograd.grad(twice, logits), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
+def test_disagreement_is_the_row_loss_times_its_tokens(beta: float) -> None:
+    """Eq. 5, score-loss-equivalence: at one version s = -1/β Σ A = |V|/β ℓ, whatever the mask; later it is not."""
+    model = tiny_model()
+    learner = TorchLearner(TransformersPolicy(model), Optimization(lr=0.1, beta=beta))
+    reference = own_copy(model)
+    for old in [turn for turn in pool(seed=3) if why_invalid(turn) is None]:
+        with torch.no_grad():
+            logprobs = plain_logprobs(reference, old).tolist()
+        turn = replace(old, student_logprobs=logprobs)  # as the policy of this version generated it
+        valid, teacher = valid_mask(turn), turn.teacher_logprobs
+        assert teacher is not None
+        advantages = [beta * (t - s) for t, s, v in zip(teacher, logprobs, valid, strict=True) if v]
+        assert disagreement(turn) == pytest.approx(-sum(advantages) / beta, abs=1e-9)
+        loss = learner.gradient([turn]).loss
+        assert disagreement(turn) == pytest.approx(sum(valid) / beta * loss, abs=1e-9)
+    learner.update([turn], [1.0])
+    assert disagreement(turn) != pytest.approx(sum(valid) / beta * learner.gradient([turn]).loss, abs=1e-3)
 
 
 # ── identities on pools with real gradients ───────────────────────────────────────────────────────────────────────

@@ -1,15 +1,15 @@
-"""Rollouts, recovery and curricula: who acts, how deep, and what becomes a row."""
+"""Rollouts and recovery: who acts, and what becomes a row."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, is_probe
 from divopd.environments import Environment, Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
 from divopd.explorer import Acting, Played, Start, play, play_each, rows_of
@@ -64,7 +64,8 @@ def codec() -> Codec:
 
 
 def acting(codec: Codec, **changes: object) -> Acting:
-    style = style_for("corridor", **{"answer": "terse", "actions": "unlisted", **changes.pop("style", {})})  # type: ignore[arg-type]
+    look = {"answer": "terse", "actions": "unlisted"} | changes.pop("style", {})  # type: ignore[operator]
+    style = style_for("corridor", **look)
     return Acting(style, codec, temperature=1.0, max_response_tokens=4, seed=0, **changes)  # type: ignore[arg-type]
 
 
@@ -126,6 +127,9 @@ def test_rows_of_a_scored_rollout(codec: Codec) -> None:
     first = rollout.turns[0]
     assert first.teacher_logprobs == [-1.0] * len(first.response_ids)
     assert (first.success, first.rollout_turns) == (False, 8)
+    valid = sum(len(turn.response_ids) for turn, reason in zip(rollout.turns, reasons, strict=True) if reason is None)
+    assert {turn.rollout_valid_tokens for turn in rollout.turns} == {valid}
+    assert {turn.rollout_valid_tokens for turn in rows.turns} == {None}  # not known before they are scored
 
 
 def play_recovering(codec: Codec, recovery: Recovery, *, student: str, environment: Environment) -> Played:
@@ -165,6 +169,33 @@ def test_the_teacher_may_give_control_back_at_the_first_progress(codec: Codec) -
     """Until progress: it acts for one turn, comes again to a student that is stuck again, and keeps to its budget."""
     recovery = Recovery(patience=2, takeover=2, until="progress")
     assert actors_of(play_recovering(codec, recovery, student="north", environment=Corridor())) == "sstsstsss"
+
+
+@pytest.mark.parametrize("answer", ["terse", "think"])
+def test_replayed_actions_are_history_and_no_rows(codec: Codec, answer: Literal["terse", "think"]) -> None:
+    """Prompts are those of a rollout in which the student had said them; the turns keep their numbers."""
+    here = acting(codec, style={"answer": answer})
+    student = Parrot(codec, here.style.render("go"))
+    [guided] = play([Start(0, "t", 8, ("go", "go"))], here, student=student, environments=[Corridor()])
+    [alone] = play(starts(1), here, student=student, environments=[Corridor()])
+    assert [turn.actor for turn in guided.turns] == ["expert", "expert", "student"]
+    assert [turn.prompt.ids for turn in guided.turns] == [turn.prompt.ids for turn in alone.turns]
+    assert guided.success
+    assert guided.generated_tokens == len(student.ids)
+    rows = rows_of(guided, name="r0", version=0)
+    assert rows is not None
+    assert [(turn.turn, turn.rollout_turns) for turn in rows.turns] == [(2, 3)]
+
+
+def test_a_rollout_that_ends_while_actions_are_replayed_has_no_rows(codec: Codec) -> None:
+    """It succeeds, it is cut, or its environment dies: nobody is asked any more."""
+    nobody = Parrot(codec, "north")
+    actions = ("go", "go", "go", "go")
+    wanted = [Start(0, "t", 8, actions), Start(1, "t", 2, actions), Start(2, "broken", 8, actions)]
+    won, cut, dead = play(wanted, acting(codec), student=nobody, environments=[Corridor()])
+    assert [len(played.turns) for played in (won, cut, dead)] == [3, 2, 1]
+    assert (won.success, cut.success, dead.failure) == (True, False, "the corridor collapsed")
+    assert all(rows_of(played, name="r", version=0) is None for played in (won, cut, dead))
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(0, 6))
@@ -277,40 +308,6 @@ def test_a_student_is_stuck_where_only_the_text_changes(codec: Codec) -> None:
     assert actors_of(play_recovering(codec, recovery, student="wait", environment=resting)) == "sssttssss"
     moving = Hall(*((f"room {number}", [f"go {number}"]) for number in range(10)))
     assert actors_of(play_recovering(codec, recovery, student="wait", environment=moving)) == "s" * 9
-
-
-def test_growing_depth() -> None:
-    """TCOD-F2B: min(1 + n // η, horizon) at explorer step n, counted from 1."""
-    one_by_one = GrowingDepth(Depths(horizon=4, rollouts_per_step=1, growth=6))
-    depths = [one_by_one.depth(step - 1, version=99) for step in (1, 5, 6, 12, 17, 18, 99)]
-    assert depths == [1, 1, 2, 3, 3, 4, 4]
-    ten_at_once = GrowingDepth(Depths(horizon=4, rollouts_per_step=10, growth=2))
-    assert [ten_at_once.depth(number, version=0) for number in (0, 9, 10, 29, 30)] == [1, 1, 2, 2, 3]
-
-
-def adapted_depth(outcomes: list[Outcome], *, horizon: int, version: int = 3) -> int:
-    """The depth that TurnOPD allows after these outcomes."""
-    curriculum = AdaptedDepth(Depths(horizon=horizon, rollouts_per_step=1, growth=6))
-    for outcome in outcomes:
-        curriculum.observe(outcome)
-    return curriculum.depth(0, version=version)
-
-
-def test_adapted_depth() -> None:
-    """TurnOPD: full depth without probes; then where the disagreement is, or where 80 % of the depths end."""
-    assert [v for v in range(20) if is_probe(v)] == [0, 1, 2, 8, 16]
-    assert adapted_depth([], horizon=30) == 30
-    early = [Outcome(1, version=0, success=True, disagreements=(9.0,) + (0.0,) * 3)] * 10
-    assert adapted_depth(early, horizon=30) == 3 + 1  # all successes end at depth 3
-    assert adapted_depth(early, horizon=30, version=8) == 30  # a probe
-    late = [Outcome(1, version=0, success=False, disagreements=(0.0,) * 19 + (5.0,))] * 10
-    assert adapted_depth(late, horizon=30) == 20
-    # H̄ = 0.7 · 19 + 0.3 · 3 = 14.2
-    mixed = [*late, *(outcome._replace(version=8) for outcome in early)]
-    assert adapted_depth(mixed, horizon=30) == 15
-    assert adapted_depth(late, horizon=10) == 10
-    no_probes = [outcome._replace(version=5) for outcome in early]
-    assert adapted_depth([*late, *no_probes], horizon=30) == 20
 
 
 def test_another_vocabulary_is_refused_with_what_differs(codec: Codec) -> None:

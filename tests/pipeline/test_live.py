@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from divopd.audits.ledger import audit_ledger
+from divopd.audits.timing import audit_time
 from divopd.errors import DivopdError
 from divopd.methods import METHODS
 from divopd.pipeline.access import Access, WeightsFolder
@@ -52,10 +53,25 @@ class OneTensor(HashingLearner):
         return {"weight": torch.zeros(1)}
 
 
-def test_explorers_take_synced_versions_and_old_ones_go(models: Path, tmp_path: Path) -> None:
-    """With a sync every second update and evaluations in between, explorers never see what only the evaluator wants."""
+@pytest.mark.parametrize(
+    ("keep_last", "kept"),
+    [
+        (0, [0, 3, 6, 8, 9, 10]),  # evaluated, or among the newest three that explorers may be reading
+        (1, [0, 3, 6, 8, 9, 10, 11]),
+        (4, [0, 3, 6, 7, 8, 9, 10, 11]),  # the last four updates started from 7 to 10, the next one starts from 11
+    ],
+)
+def test_explorers_take_synced_versions_and_old_ones_go(
+    keep_last: int, kept: list[int], models: Path, tmp_path: Path
+) -> None:
+    """With a sync every second update, explorers never see what only the evaluator or an audit wants."""
     settings = config(
-        models, clock="live", explorer={"sync_interval": 2}, evaluation={"every": 3}, learner={"updates": 12}
+        models,
+        clock="live",
+        explorer={"sync_interval": 2},
+        evaluation={"every": 3},
+        learner={"updates": 12},
+        audits={"keep_last": keep_last},
     )
     begin_run(settings, tmp_path)
     run = RunFolder(tmp_path)
@@ -66,7 +82,7 @@ def test_explorers_take_synced_versions_and_old_ones_go(models: Path, tmp_path: 
             world.publish(version, OneTensor())
             seen.append(access.newest_version())
     assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
-    assert run.versions() == [0, 3, 6, 8, 9, 10]  # evaluated, or among the newest three that explorers may be reading
+    assert run.versions() == kept
 
 
 @pytest.mark.parametrize(
@@ -80,6 +96,9 @@ def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: st
     _, account, rates = outcome(tmp_path / "run")
     assert sorted(rates) == [0, 3]
     assert account[1] >= 3  # trained
+    time = audit_time(tmp_path / "run")
+    assert 0 < time.estimate_s <= time.elapsed_s  # what is neither an update nor a wait is missing in the estimate
+    assert min(time.step_s) > 0
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
     [
         {},
         {"explorer": HELD_BACK},
-        {"explorer": {"sync_interval": 2}},
+        {"explorer": {"sync_interval": 2}, "audits": {"keep_last": 2}},
         {"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}},
         {"method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}},
     ],
@@ -144,6 +144,9 @@ def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, chan
     train_small(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "stopped")
     assert records(tmp_path / "whole") == records(tmp_path / "stopped")
+    weights = kept_weights(tmp_path / "whole")
+    assert weights == kept_weights(tmp_path / "stopped")
+    assert list(weights) == ([0, 3, 4, 5, 6] if "audits" in changes else [0, 1, 2, 3, 4, 5, 6])
     kept = taught(tmp_path / "whole")
     assert kept == taught(tmp_path / "stopped")
     assert any(kept.values()) == (settings.method == "divopd-r")
@@ -162,6 +165,12 @@ def test_a_checkpoint_of_before_has_no_turns_of_the_teacher() -> None:
     written = json.loads(json.dumps(_slot_to_json(helped)))
     assert _slot_from_json(written) == helped
     assert _slot_from_json(written[:3]) == replace(helped, rollout=rollout)
+
+
+def kept_weights(folder: Path) -> dict[int, bytes]:
+    """The weights of every version that is in a run's folder."""
+    run = RunFolder(folder)
+    return {version: (run.weights_of(version) / "weights.safetensors").read_bytes() for version in run.versions()}
 
 
 def test_admission_control_holds_explorers_back_but_not_the_learner(models: Path, tmp_path: Path) -> None:

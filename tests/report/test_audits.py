@@ -3,31 +3,38 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from store_processes import make_rollout
 
 from divopd.audits.cost import audit_cost
 from divopd.audits.kinds import audit_kinds
 from divopd.audits.retention import audit_retention
-from divopd.audits.selection import audit_selection
+from divopd.audits.selection import Rejected, audit_selection
 from divopd.audits.stability import correlation, spearman, top_k_overlap
-from divopd.audits.subject import NO_CAP, depth_of, load_subject
+from divopd.audits.subject import NO_CAP, Subject, depth_of, load_subject
 from divopd.audits.table import AUDITS
+from divopd.audits.timing import audit_time, time_of
 from divopd.audits.utilization import audit_uncapped, audit_utilization
 from divopd.cli import main
+from divopd.composers import Settings
 from divopd.errors import InputError
 from divopd.methods import make_composer
-from divopd.replay import journal_replay
+from divopd.replay import journal_replay, recording_of
 from divopd.report.runs import utilization_so_far
 from divopd.store import Store
 from divopd.store.views import StoreViews
 from divopd.synth import PRESETS, synthesize
 from divopd.turns import Turn, write_turns
+from doubles.small_records import make_update_record
 from fake_runs import make_run
 
 
@@ -93,11 +100,71 @@ def test_selection_sorts_by_depth_and_outcome(two_rollouts: Path) -> None:
     assert audit.stages["+ focus"].success_share == audit.stages["+ coverage"].success_share == 0.5
 
 
+@given(st.lists(st.lists(st.floats(-1.9, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
+def test_the_gate_preserves_the_disagreement_of_a_valid_turn(scores: list[list[float]], random: Random) -> None:
+    """Mean s(u) of vanilla's rows / (1 - dead share) is that of gate-only's, where both come to the same turns.
+
+    The paper's text to eq. 6, gate-variance; its example is 14.59 / (1 - 0.1471) = 17.11.
+    """
+    turns = [
+        make_turn(f"r{update}", number, score=score, success=False, version=update)
+        for update, rollout in enumerate(scores)
+        for number, score in enumerate(rollout)
+    ]
+    cut = [replace(turn, prompt_truncated=random.random() < 0.4) for turn in turns]
+    subject = Subject("made", Path("made"), cut, recording_of(cut), Settings("divopd", batch_size=4))
+    vanilla, gate = (audit_selection(subject).stages[stage] for stage in ("vanilla", "+ gate"))
+    dead = sum(turn.prompt_truncated for turn in cut) / len(cut)
+    assert (vanilla.dead_share, gate.dead_share) == (pytest.approx(dead), 0)
+    assert vanilla.effective_batch == pytest.approx(4 * (1 - dead))
+    if dead < 1:
+        assert vanilla.disagreement / (1 - dead) == pytest.approx(gate.disagreement, abs=1e-9)
+        assert vanilla.valid_disagreement == pytest.approx(gate.valid_disagreement, abs=1e-9)
+
+
+@pytest.mark.parametrize("preset", ["alfworld", "webshop"])
+def test_every_rejected_row_is_truncated_failed_and_unscored(preset: str, tmp_path: Path) -> None:
+    """As in the paper's ALFWorld buffers; and the gate preserves the mean disagreement of a valid turn."""
+    write_turns(tmp_path / "t.jsonl", synthesize(PRESETS[preset], updates=20, seed=0))
+    audit = audit_selection(load_subject(tmp_path / "t.jsonl"))
+    assert audit.rejected.rows > 50
+    assert (audit.rejected.truncated, audit.rejected.failed, audit.rejected.unscored) == (1, 1, 1)
+    vanilla, gate = audit.stages["vanilla"], audit.stages["+ gate"]
+    assert vanilla.disagreement / (1 - vanilla.dead_share) == pytest.approx(gate.disagreement, rel=0.02)
+
+
+def test_what_a_run_rejects_was_cut_and_not_scored(models: Path, tmp_path: Path) -> None:
+    """With prompts of at most 105 tokens some of a real run are cut; the random student fails everywhere."""
+    pytest.importorskip("transformers", reason="for want of the extra train")
+    from small_runs import config, train_small
+
+    train_small(tmp_path / "run", config(models, prompts={"max_prompt_tokens": 105}, learner={"updates": 3}))
+    audit = audit_selection(load_subject(tmp_path / "run"))
+    assert 0 < audit.rejected.rows < len(load_subject(tmp_path / "run").turns)
+    assert (audit.rejected.truncated, audit.rejected.failed, audit.rejected.unscored) == (1, 1, 1)
+
+
+def test_rejected_rows_are_told_apart(tmp_path: Path) -> None:
+    """One row truncated, of a success, scored; one of a failure without a scored token; the valid ones do not count."""
+    made = make_turn("a", 0, score=1.0, success=True), make_turn("b", 0, score=1.0, success=False)
+    rows = [
+        *made,
+        replace(made[0], turn=1, prompt_truncated=True),
+        replace(made[1], turn=1, teacher_mask=[0, 0]),
+        replace(made[1], turn=2, teacher_logprobs=None),
+        replace(made[1], turn=3, action_mask=[0, 0], teacher_mask=[1, 0]),
+    ]
+    write_turns(tmp_path / "t.jsonl", rows)
+    rejected = audit_selection(load_subject(tmp_path / "t.jsonl")).rejected
+    assert rejected == Rejected(4, truncated=0.25, failed=0.75, unscored=0.5)
+
+
 def test_retention_has_both_sides_of_a_first_selection(two_rollouts: Path) -> None:
     """Kept: turns 4 and 5 of one rollout, both of the other. Dropped: turns 0 to 3."""
     audit = audit_retention(load_subject(two_rollouts, **NUMBERS))
     assert (audit.rollouts, audit.dropped_share, audit.trained_later) == (2, 0.5, 0.0)
     assert (audit.kept.depth, audit.dropped.depth) == (2.5, 1.5)
+    assert (audit.kept.disagreement, audit.dropped.disagreement) == (pytest.approx(11 / 4), pytest.approx(6 / 4))
     assert audit.kept.disagreement_per_token == pytest.approx((4 + 5 + 1 + 1) / 4 / 2)
     assert audit.dropped.by_depth == {"< 2": 2, "2–3": 2, "4–5": 0, "6–9": 0, "≥ 10": 0}
 
@@ -118,11 +185,12 @@ def test_outcomes_must_be_known(tmp_path: Path) -> None:
         audit_selection(load_subject(tmp_path / "t.jsonl"))
 
 
-def test_four_audits_are_light() -> None:
-    """Utilization, selection, retention and cost import neither torch nor anything that draws or prints."""
+def test_five_audits_are_light() -> None:
+    """Utilization, selection, retention, cost and time import neither torch nor anything that draws or prints."""
     code = (
         "import sys, divopd.audits.table\n"
         "import divopd.audits.utilization, divopd.audits.selection, divopd.audits.retention, divopd.audits.cost\n"
+        "import divopd.audits.timing\n"
         "heavy = {'torch', 'transformers', 'matplotlib', 'rich', 'pydantic'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
@@ -176,6 +244,7 @@ def test_audits_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     for arguments, sentence in (
         (["cost", path], "no fates and no clock"),
         (["kinds", path], "nothing starves"),
+        (["time", path], "no clock"),
         (["retenton", path], "did you mean 'retention'?"),
         (["selection", str(tmp_path / "none")], "no such run or recording"),
         (["selection", path, "--cap", "few"], "--cap is 'few'"),
@@ -255,16 +324,18 @@ def test_another_run_is_not_taken_for_an_uncapped_one(tmp_path: Path, method: st
 
 @pytest.fixture(scope="module")
 def small_run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run of random models, eight updates with an evaluation every two."""
+    """A real run of random models, eight updates with an evaluation every four."""
     pytest.importorskip("transformers", reason="for want of the extra train")
     from small_runs import config, train_small
 
     folder = tmp_path_factory.mktemp("audited") / "run"
-    train_small(folder, config(models, learner={"updates": 8}, evaluation={"every": 2}))
+    train_small(folder, config(models, learner={"updates": 8}, evaluation={"every": 4}))
     return folder
 
 
-@pytest.mark.parametrize("name", ["utilization", "selection", "retention", "stability", "geometry", "cost", "kinds"])
+@pytest.mark.parametrize(
+    "name", ["utilization", "selection", "retention", "stability", "geometry", "cost", "time", "kinds"]
+)
 def test_a_run_is_audited(name: str, small_run: Path, capsys: pytest.CaptureFixture) -> None:
     """Every audit works on a run and leaves its files in the run's folder."""
     pytest.importorskip("matplotlib", reason="for want of the extra plots")
@@ -315,6 +386,44 @@ def test_dead_rows_cost_and_are_not_trained(tmp_path: Path) -> None:
     assert kind.used < len({turn.rollout for turn in rows}) / kind.rollouts
 
 
+def test_on_the_virtual_clock_an_update_takes_what_its_tokens_cost(small_run: Path) -> None:
+    """Seconds lie on the line of `costs`, one second and 2e-5 a token; updates and waits make up the whole clock."""
+    audit = audit_time(small_run)
+    assert audit.correlation == pytest.approx(1)
+    assert audit.step_s == [pytest.approx(1 + 2e-5 * tokens) for tokens in audit.tokens]
+    assert audit.constant_share == pytest.approx(1 / fmean(audit.step_s))
+    assert audit.estimate_s == pytest.approx(audit.elapsed_s)
+    assert set(audit.stages_s) == {"pack", "forward", "backward", "step"}
+    assert audit.measured_correlation is not None
+
+
+def test_seconds_are_compared_with_tokens_and_with_the_clock() -> None:
+    """Three updates by hand: 6, 12 and 9 seconds for 100, 300 and 200 tokens, and 9 of 39 seconds are neither."""
+    base = make_update_record(0)
+    assert base.learner is not None
+    made = [
+        replace(
+            base,
+            update=update,
+            elapsed_s=13.0 * (update + 1),
+            waited_s=1.0,
+            batch=replace(base.batch, tokens=tokens),
+            learner=replace(base.learner, seconds={"forward": forward, "backward": 0.5}),
+            spent=replace(base.spent, learner_s=learner_s),
+        )
+        for update, (tokens, learner_s, forward) in enumerate(((100, 6.0, 0.3), (300, 18.0, 0.2), (200, 27.0, 0.1)))
+    ]
+    audit = time_of(made)
+    assert (audit.tokens, audit.step_s) == ([100, 300, 200], [6.0, 12.0, 9.0])
+    assert audit.correlation == pytest.approx(1)
+    assert audit.measured_correlation == pytest.approx(-0.5)
+    assert audit.constant_share == pytest.approx(3 / 9)
+    assert (audit.estimate_s, audit.elapsed_s) == (30.0, 39.0)
+    assert audit.difference == pytest.approx(-9 / 39)
+    assert audit.stages_s == {"forward": pytest.approx(0.6), "backward": pytest.approx(1.5)}
+    assert time_of([base, replace(base, update=1)]).correlation is None  # equally many tokens tell nothing
+
+
 def test_nothing_has_changed_at_lag_zero(small_run: Path) -> None:
     """Recomputed with the weights that generated them, disagreements are the cached ones: same ranks, same turns."""
     from divopd.audits.stability import audit_stability
@@ -330,12 +439,43 @@ def test_the_oracle_projects_furthest(small_run: Path) -> None:
     from divopd.audits.geometry import EXPECTED_BASE, LINEUP, ORACLE, audit_geometry
 
     audit = audit_geometry(load_subject(small_run), updates=3)
-    assert [one.update for one in audit.updates] == [2, 4, 6]
+    assert [one.update for one in audit.updates] == [5, 6, 7]
     for one in audit.updates:
-        best = one.composers[ORACLE].projection
-        assert all(one.composers[name].projection <= best + 1e-4 for name in (*LINEUP, EXPECTED_BASE))
-        assert -1.001 <= min(a.cosine for a in one.composers.values()) <= 1.001
+        for against in (one.composers, one.rollout_mean):
+            best = against[ORACLE].projection
+            assert all(against[name].projection <= best + 1e-4 for name in (*LINEUP, EXPECTED_BASE))
+            assert -1.001 <= min(a.cosine for a in against.values()) <= 1.001
         assert 0 <= one.dropped_turns < 1
+    assert any(one.composers["divopd"] != one.rollout_mean["divopd"] for one in audit.updates)
+    assert audit.oracle_ratio >= 1
+    assert 0 <= audit.swapped_pairs <= 15
+
+
+def test_geometry_is_that_of_the_last_eight_updates(small_run: Path, models: Path, tmp_path: Path) -> None:
+    """Not of the evaluated versions; a run without the weights before its last updates is refused with what it has."""
+    from divopd.audits.geometry import audit_geometry
+    from small_runs import config, train_small
+
+    assert [one.update for one in audit_geometry(load_subject(small_run), size=4).updates] == list(range(8))
+    train_small(tmp_path / "run", config(models, learner={"updates": 3}, audits={"keep_last": 1}))
+    assert [one.update for one in audit_geometry(load_subject(tmp_path / "run"), updates=2, size=4).updates] == [2]
+    train_small(tmp_path / "none", config(models, learner={"updates": 3}, audits={"keep_last": 0}))
+    with pytest.raises(InputError, match=r"last 2 updates .* versions 0, 3, .* audits\.keep_last"):
+        audit_geometry(load_subject(tmp_path / "none"), updates=2, size=4)
+
+
+def test_the_kept_weights_are_those_from_which_the_updates_started(small_run: Path) -> None:
+    """The gradient of every journalled batch at the kept weights has the norm that the learner recorded."""
+    from divopd.audits.run_policy import RunPolicy
+    from divopd.learner.torch_learner import TorchLearner
+
+    policy = RunPolicy(small_run)
+    with Store.open_read_only(small_run) as store:
+        for update, record in store.update_records().items():
+            student, batch = policy.at(update), store.batch(update)
+            figures = TorchLearner(student).gradient(batch.turns, batch.weights)
+            assert record.learner is not None
+            assert figures.gradient_norm == pytest.approx(record.learner.gradient_norm, rel=1e-4)
 
 
 def test_the_expectation_of_base_is_the_mean_of_its_draws() -> None:

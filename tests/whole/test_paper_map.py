@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from schema_keys import keys_of
 
 from divopd.audits.table import AUDITS
 from divopd.cli import COMMANDS
 from divopd.config import Config, load_config
 from divopd.experiments.items import ITEMS
 from divopd.methods import METHODS
+from schema_keys import keys_of
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("alfworld-1.7b", "alfworld-4b", "webshop-3b", "webshop-7b", "scienceworld-1.5b", "scienceworld-3b")

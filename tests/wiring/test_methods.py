@@ -12,7 +12,7 @@ from divopd.turns import TeacherTurn
 from recorded_run import settings, train
 from recording_teacher import RecordingTeacher
 from wired_runs import WiredRuns, history
-from word_model import HELP, ids_of
+from word_model import HELP, ids_of, said
 
 BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
 
@@ -103,16 +103,46 @@ def test_every_method_explores_and_composes_as_it_says(
 
 @pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
 def test_tcod_allows_a_turn_more_with_every_few_explorer_steps(wired: WiredRuns, clock: str) -> None:
-    """min(1 + n // growth, horizon) turns, where n counts steps of 16 rollouts from 1 (specification §6.4)."""
+    """min(1 + n // growth, horizon) turns, where n counts steps of 16 rollouts from 1 (specification §6.4).
+
+    That is so whatever is in flight: here it is five rollouts.
+    """
     recorded = wired.get("growing", clock)
     stored = len(recorded.run.rollouts())
     depths = [len(one.actions) for one in recorded.run.asked("train")]
     expected = [min(1 + (1 + number // 16) // 2, 3) for number in range(len(depths))]
-    whole = len(depths) if clock == "simulated" else len(depths) - 16  # the last ones were in flight at the end
+    whole = len(depths) if clock == "simulated" else len(depths) - 5  # the last ones were in flight at the end
     assert depths[:whole] == expected[:whole]
     assert all(depth <= most for depth, most in zip(depths, expected, strict=True))
     assert min(whole, stored) > 48
     assert all(len(one.actions) == 3 for one in recorded.run.asked("test"))
+
+
+@pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
+def test_tcod_b2f_begins_behind_ever_fewer_actions_of_the_expert(wired: WiredRuns, clock: str) -> None:
+    """max(0, L - 1 - n // retreat) of the task's L expert actions are history, and what the student then says is rows.
+
+    A task that the expert does not solve starts at its beginning. Rollouts go to the horizon; so do evaluations.
+    """
+    recorded = wired.get("retreating", clock)
+    asked = recorded.run.asked("train")
+    guides = [one for one in asked if set(one.actions) == {HELP} and len(one.actions) >= 4]
+    assert {one.task: len(one.actions) for one in guides} == {f"train-{n}": 6 if n == 6 else 4 for n in range(7)}
+    plays = [one for one in asked if one not in guides]
+    rollouts = {int(name.lstrip("r")): rows for name, rows in recorded.run.rollouts().items()}
+    seen = set()
+    for number, rows in rollouts.items():
+        one = plays[number]
+        replayed = 0 if one.task == "train-6" else max(0, 4 - 1 - (1 + number // 4))
+        seen.add(replayed)
+        assert rows[0].task == one.task
+        assert one.actions[:replayed] == [HELP] * replayed
+        assert [row.turn for row in rows] == list(range(replayed, 6))
+        assert [said(row.response_ids) for row in rows] == one.actions[replayed:]
+        for row in rows:
+            assert list(row.prompt_ids) == history(one, row.turn, limit=recorded.limit)
+    assert seen == {2, 1, 0}
+    assert all(HELP not in one.actions and len(one.actions) == 6 for one in recorded.run.asked("test"))
 
 
 @BOTH_CLOCKS

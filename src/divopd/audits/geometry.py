@@ -1,11 +1,15 @@
 """Gradient geometry: what the batches of all composers, from the same pools, do to the mean gradient of the pool.
 
-Audited are the updates before which the run kept its weights, so that every gradient is taken where the learner took
-it. The pools are those of divopd over the run's turns; every composer selects from the same ones.
+Audited are the last updates of a run. It kept the weights from which they started (`audits.keep_last`), so every
+gradient is taken where the learner took it. The pools are those of divopd over the run's turns; every composer selects
+from the same ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,6 +31,9 @@ LINEUP = {
     "top-b": "top-b",
 }
 EXPECTED_BASE, ORACLE = "divopd-base, expected", "sketch oracle"
+BY_DISAGREEMENT = ("divopd", "divopd-focus", "top-b")  # the rules that look at s(u)
+UPDATES = 8
+ROUNDING = 1e-5  # two composers that select the same turns in another order differ by less
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class UpdateGeometry:
 
     update: int
     turns: int  # valid ones in the pool
-    composers: dict[str, Alignment]
+    composers: dict[str, Alignment]  # against the mean over turns
+    rollout_mean: dict[str, Alignment]  # the same against the mean over rollouts of each rollout's mean
     dropped_turns: float
     dropped_norm: float  # share of Σ ‖g‖ of those rollouts' turns
 
@@ -67,28 +75,57 @@ class GeometryAudit:
             if one.dropped_turns > 0
         )
 
+    @property
+    def oracle_ratio(self) -> float:
+        """The oracle's projection by that of the best rule that looks at s(u)."""
+        return oracle_ratio(self._projections("composers"))
+
+    @property
+    def swapped_pairs(self) -> int:
+        """How many pairs of composers the rollout-mean pool gradient ranks the other way round."""
+        turns, rollouts = self._projections("composers"), self._projections("rollout_mean")
+        gaps = [(turns[a] - turns[b], rollouts[a] - rollouts[b]) for a, b in combinations(LINEUP, 2)]
+        return sum(one * other < 0 and min(abs(one), abs(other)) > ROUNDING for one, other in gaps)
+
+    def _projections(self, against: str) -> dict[str, float]:
+        """The mean projection of every composer."""
+        found: list[dict[str, Alignment]] = [getattr(one, against) for one in self.updates]
+        return {name: fmean(one[name].projection for one in found) for name in found[0]}
+
     def as_json(self) -> dict[str, Any]:
         above = {"drawn": self.focus_above("divopd-base"), "expected": self.focus_above(EXPECTED_BASE)}
-        return asdict(self) | {"decided": self.decided, "focus_above_base": above}
+        derived = {"decided": self.decided, "focus_above_base": above}
+        return asdict(self) | derived | {"oracle_ratio": self.oracle_ratio, "swapped_pairs": self.swapped_pairs}
+
+
+def oracle_ratio(projections: Mapping[str, float]) -> float:
+    """How much further the oracle projects than the best rule that looks at s(u) does."""
+    return projections[ORACLE] / max(projections[name] for name in BY_DISAGREEMENT)
 
 
 def audit_geometry(
     subject: Subject,
     *,
-    updates: int = 8,
+    updates: int = UPDATES,
     size: int = SIZE,
     report: Callable[[int], None] = lambda update: None,
 ) -> GeometryAudit:
-    """Audit the last `updates` pools before which weights were kept; `report` hears of each when it is done."""
+    """Audit the last `updates` updates of a run as far as their weights were kept; `report` hears of each."""
     policy = RunPolicy(subject.path)
-    known = [version for version in policy.versions if version < subject.recording.updates][-updates:]
+    last = range(max(0, subject.recording.updates - updates), subject.recording.updates)
+    known = [version for version in policy.versions if version in last]
+    if not known:
+        raise InputError(
+            f"{subject.path}: the weights before its last {len(last)} updates were not kept; got those of versions "
+            f"{', '.join(map(str, policy.versions))}, expected a run with audits.keep_last of 1 or more"
+        )
     audited: list[UpdateGeometry] = []
     for update, pool in pools(subject, known).items():
         if sum(c.reason is None for c in pool) >= 2:
             audited.append(_audit(subject, pool, update, KroneckerSketch(policy.at(update), size=size)))
         report(update)
     if not audited:
-        raise InputError(f"{subject.path}: no pool with weights kept before it; expected a run with evaluations")
+        raise InputError(f"{subject.path}: no pool of its last {len(last)} updates has two valid turns to compare")
     return GeometryAudit(size, tuple(audited))
 
 
@@ -108,37 +145,59 @@ def _audit(subject: Subject, pool: list[Candidate], update: int, sketch: Kroneck
     valid = [c for c in pool if c.reason is None]
     row = {c.key: place for place, c in enumerate(valid)}
     gradients = sketch.gradients([whole[c.key] for c in valid])
-    center = gradients.mean(0)
     chosen = {label: subject.composer(method).decide(pool, update=update).selected for label, method in LINEUP.items()}
-    composers: dict[str, Alignment] = {}
+    focus = chosen["divopd"]
+    means: dict[str, tuple[Tensor, Tensor | None]] = {}  # Ĝ, and the gradients of the selected rows
     for label, selected in chosen.items():
         rows = gradients[[row[c.key] for c in selected if c.reason is None]]
-        composers[label] = _alignment(center, rows.sum(0) / len(selected), rows)  # a dead row counts in N
-    focus = chosen["divopd"]
-    composers[EXPECTED_BASE] = _alignment(center, expected_base(valid, focus, gradients), None)
-    best = gradients[(gradients @ center).topk(min(len(focus), len(valid))).indices]
-    composers[ORACLE] = _alignment(center, best.mean(0), best)
+        means[label] = rows.sum(0) / len(selected), rows  # a dead row counts in N
+    means[EXPECTED_BASE] = expected_base(valid, focus, gradients), None
     dropped_turns, dropped_norm = _dropped(valid, focus, gradients.norm(dim=1))
-    return UpdateGeometry(update, len(valid), composers, dropped_turns, dropped_norm)
+    return UpdateGeometry(
+        update,
+        len(valid),
+        composers=_against(gradients.mean(0), means, gradients, size=len(focus)),
+        rollout_mean=_against(rollout_mean(valid, gradients), means, gradients, size=len(focus)),
+        dropped_turns=dropped_turns,
+        dropped_norm=dropped_norm,
+    )
+
+
+def _against(
+    center: Tensor, means: Mapping[str, tuple[Tensor, Tensor | None]], gradients: Tensor, *, size: int
+) -> dict[str, Alignment]:
+    """Every selection beside one gradient of the pool, and the oracle for that gradient."""
+    best = oracle(center, gradients, size=size)
+    return {label: _alignment(center, *mean) for label, mean in {**means, ORACLE: (best.mean(0), best)}.items()}
+
+
+def oracle(center: Tensor, gradients: Tensor, *, size: int) -> Tensor:
+    """The gradients of the B turns with the largest ⟨G, g⟩: no other B turns project further on G."""
+    return gradients[(gradients @ center).topk(min(size, len(gradients))).indices]
+
+
+def rollout_mean(valid: Sequence[Candidate], gradients: Tensor) -> Tensor:
+    """The rollout-mean pool gradient: the mean over rollouts of ḡ_r, the mean over a rollout's valid turns."""
+    sizes = Counter(c.rollout for c in valid)
+    weights = [1 / (len(sizes) * sizes[c.rollout]) for c in valid]
+    return torch.tensor(weights, dtype=gradients.dtype) @ gradients
 
 
 def expected_base(valid: list[Candidate], selected: list[Candidate], gradients: Tensor) -> Tensor:
-    """Σ n_r/B ḡ_r: the mean over all draws of a uniform choice with the same slots per rollout (the paper's Cor. 1)."""
-    slots: dict[str, int] = {}
-    for c in selected:
-        slots[c.rollout] = slots.get(c.rollout, 0) + 1
-    sizes: dict[str, int] = {}
-    for c in valid:
-        sizes[c.rollout] = sizes.get(c.rollout, 0) + 1
-    weights = [slots.get(c.rollout, 0) / sizes[c.rollout] / len(selected) for c in valid]
+    """Σ n_r/B ḡ_r: the mean over all draws of a uniform choice with the same slots per rollout.
+
+    The paper's eq. 7, coverage-estimand.
+    """
+    slots, sizes = Counter(c.rollout for c in selected), Counter(c.rollout for c in valid)
+    weights = [slots[c.rollout] / sizes[c.rollout] / len(selected) for c in valid]
     return torch.tensor(weights, dtype=gradients.dtype) @ gradients
 
 
 def _alignment(center: Tensor, mean: Tensor, rows: Tensor | None) -> Alignment:
-    product = float(center @ mean)
+    product, scale = float(center @ mean), float(center.norm() * mean.norm())
     return Alignment(
         projection=product / float(center @ center),
-        cosine=product / float(center.norm() * mean.norm()),
+        cosine=product / scale if scale else 0.0,  # a batch of dead rows only
         pairwise_cosine=None if rows is None else _pairwise_cosine(rows),
     )
 

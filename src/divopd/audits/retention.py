@@ -1,7 +1,8 @@
 """Retention: what focus keeps and what it leaves when a rollout is given its first slots.
 
 A rollout counts once, at the first update in which it gets slots: the turns it gives then are kept, its other valid
-turns in the pool are dropped. Dropped turns wait, and some are trained later; the audit says how many.
+turns in the pool are dropped. Dropped turns wait, and some are trained later; the audit says how many. How far focus
+moves the gradient depends on how the two sides differ (eq. 8, focus-estimand).
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Side:
 
     turns: int
     depth: float  # mean turn number
+    disagreement: float  # mean over turns of s
     disagreement_per_token: float  # mean over turns of s / |V|
     by_depth: dict[str, int]
     per_token_by_depth: dict[str, float | None]
@@ -63,6 +65,7 @@ def _side(turns: list[Candidate]) -> Side:
     return Side(
         turns=len(turns),
         depth=fmean(c.turn for c in turns) if turns else 0.0,
+        disagreement=fmean(c.disagreement for c in turns) if turns else 0.0,
         disagreement_per_token=_per_token(turns) or 0.0,
         by_depth={depth: len(group) for depth, group in groups.items()},
         per_token_by_depth={depth: _per_token(group) for depth, group in groups.items()},

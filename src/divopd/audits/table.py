@@ -61,6 +61,14 @@ def _cost(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
     return audit_cost(run).as_json()
 
 
+def _time(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
+    from divopd.audits.timing import audit_time
+
+    if changes:
+        raise InputError("time tells what a whole run did; leave out --first and the numbers of a composer")
+    return audit_time(run).as_json()
+
+
 def _kinds(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
     from divopd.audits.kinds import audit_kinds
 
@@ -76,5 +84,6 @@ AUDITS: dict[str, Audit] = {
     "stability": _stability,
     "geometry": _geometry,
     "cost": _cost,
+    "time": _time,
     "kinds": _kinds,
 }

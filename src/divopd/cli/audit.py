@@ -15,11 +15,14 @@ from divopd.store import Store, is_store
 HELP = """Check a run, or measure it.
   ledger       recompute every batch from the journal; fails at the first difference
   utilization  rollouts that no batch used, for every composer on the same turns, beside the bound
-  selection    depth and outcome of the trained turns through the stages gate, coverage, focus
+  selection    depth, outcome and disagreement of the trained turns through the stages gate, coverage, focus;
+               what the gate rejects: truncated, failed, unscored
   retention    what focus keeps and drops
   stability    cached disagreement against the same recomputed at later versions (needs weights)
-  geometry     selected gradients against the pool's gradient, for every composer (needs weights)
+  geometry     selected gradients of the last 8 updates against the pool's gradient, for every composer, and how much
+               further an oracle gets than the best of them (needs weights: audits.keep_last)
   cost         tokens and seconds of explorers, teacher and learner
+  time         how the seconds of an update follow the tokens of its batch; updates + waits against the clock
   kinds        which kinds of tasks arrive, are used and are trained: whether one starves
 Each but ledger prints a table and writes NAME.json and NAME.png."""
 EXAMPLE = """divopd audit utilization runs/mine

@@ -16,7 +16,10 @@ class Vanilla(Composer):
 
 
 class VanillaWide(Vanilla):
-    """Arrival order with the candidate access of divopd: a pool of c·B turns, pending turns kept."""
+    """Arrival order with the candidate access of divopd: a pool of c·B turns, pending turns kept.
+
+    If W ≥ δ - 1 its batches are those of vanilla: the oldest turns are the same in any pool (specification §4.3).
+    """
 
     keeps_pending = True
 

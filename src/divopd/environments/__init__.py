@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from divopd.environments.environment import Environment, Observation
-from divopd.environments.expert import Expert
+from divopd.environments.expert import Expert, expert_actions
 from divopd.environments.sources import Own
 from divopd.environments.table import ENVIRONMENTS, EnvironmentEntry, Source
 from divopd.errors import InputError, UnknownNameError
@@ -23,6 +23,7 @@ __all__ = [
     "EnvironmentEntry",
     "Expert",
     "Observation",
+    "expert_actions",
     "find_entry",
     "kind_of",
     "make_environment",

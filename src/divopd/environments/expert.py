@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from divopd.environments.environment import Observation
+from divopd.environments.environment import Environment, Observation
 
 
 class Expert(Protocol):
@@ -16,3 +16,14 @@ class Expert(Protocol):
     def act(self, observation: Observation) -> str: ...
 
     def took(self, action: str) -> None: ...
+
+
+def expert_actions(environment: Environment, expert: Expert, task: str, *, horizon: int) -> tuple[str, ...]:
+    """What the expert does from a task's beginning to its success; empty if it does not succeed within the horizon."""
+    observation = environment.reset(task)
+    expert.reset(observation)
+    actions: list[str] = []
+    while not observation.done and len(actions) < horizon:
+        actions.append(expert.act(observation))
+        observation = environment.step(actions[-1])
+    return tuple(actions) if observation.success else ()

@@ -1,4 +1,7 @@
-"""The paper's objective (specification §5): a token's advantage, and the loss whose gradient one update follows."""
+"""The paper's objective (specification §5): a token's advantage, and the loss whose gradient one update follows.
+
+The advantage is eq. 1, opd-adv, the value of the loss eq. 3, opd-loss, and its gradient eq. 4, opd-gradient.
+"""
 
 from collections.abc import Sequence
 

@@ -3,26 +3,23 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from shutil import rmtree
 from typing import Any
 
 from divopd.composers import Composer
-from divopd.evaluation import is_evaluated
 from divopd.learner import Learner
 from divopd.learner.ranks import FirstRank, follow, join
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.access import POLL_S, Access
+from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_student
-from divopd.pipeline.rollouts import is_synced
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped
 from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.records import Clock, Observers
-from divopd.run.checkpoints import publish_weights
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch
 
-KEPT_VERSIONS = 3  # besides those that are evaluated: an explorer may still be reading one
+KEPT_VERSIONS = 3  # of those that explorers get: one may still be reading an older one
 
 
 def learn(access: Access) -> None:
@@ -90,14 +87,8 @@ class LiveWorld:
         self._began = time.monotonic() - seconds
 
     def publish(self, version: int, learner: Learner) -> None:
-        """Write the weights where explorers and evaluator find them; old ones that nobody evaluates go."""
-        wanted = is_synced(self.config, version) or is_evaluated(self.config, version)
-        if wanted and not self.run.weights_of(version).exists():
-            publish_weights(self.run.weights, version, learner.weights())
-        synced = [known for known in self.run.versions() if is_synced(self.config, known)]
-        for old in synced[:-KEPT_VERSIONS]:
-            if not is_evaluated(self.config, old):
-                rmtree(self.run.weights_of(old))
+        """Write the weights where explorers and evaluator find them; old ones that nobody needs go."""
+        keep_weights(self.config, self.run, version, learner, for_explorers=KEPT_VERSIONS)
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """The evaluator sees by itself which versions are published and due."""

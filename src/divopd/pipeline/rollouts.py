@@ -1,4 +1,4 @@
-"""Training rollouts as the config wants them: which task comes next, how deep it may go, who may help."""
+"""Training rollouts as the config wants them: which task comes next, where it begins and ends, who may help."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,12 +7,12 @@ from functools import cached_property
 
 from divopd.config import Config
 from divopd.curricula import Depths, Outcome
-from divopd.environments import Environment, make_environment, tasks
-from divopd.errors import EnvironmentFailure
+from divopd.environments import Environment, Expert, expert_actions, make_environment, make_expert, tasks
+from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
-from divopd.prompts import Codec
+from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
 
@@ -25,14 +25,13 @@ class TrainingRollouts:
     A curriculum may limit their depth; it wants to `hear` of what has arrived.
     """
 
-    def __init__(self, config: Config, codec: Codec) -> None:
+    def __init__(self, config: Config, codec: Codec, *, teacher_reader: Callable[[str], Reader] | None = None) -> None:
         self.config = config
         self.method = find_method(config.method)
         self.curriculum = self.method.curriculum(
             Depths(
                 horizon=config.environment.horizon,
-                rollouts_per_step=config.explorer.rollouts_in_flight,
-                growth=config.curriculum.growth,
+                **config.curriculum.model_dump(),
             )
         )
         self._acting = Acting(
@@ -41,9 +40,11 @@ class TrainingRollouts:
             temperature=config.explorer.temperature,
             max_response_tokens=config.explorer.max_response_tokens,
             seed=config.seed,
+            teacher_reader=teacher_reader,
         )
         self._heard = 0  # number of the last arrival that the curriculum was told of
         self._failures = 0  # in a row
+        self._expert_actions: dict[str, tuple[str, ...]] = {}  # by task
 
     @cached_property
     def _environments(self) -> list[Environment]:
@@ -62,9 +63,42 @@ class TrainingRollouts:
             self._heard = outcome.number
 
     def start(self, number: int, *, version: int) -> Start:
-        """Rollout number `number`: training tasks cycle in the seed's order; a curriculum may limit the depth."""
+        """Rollout number `number`: training tasks cycle in the seed's order; a curriculum may limit the depth.
+
+        It may also have the rollout begin with actions of the expert.
+        """
         depth = self.curriculum.depth(number, version=version)
-        return Start(number, self._tasks[number % len(self._tasks)], depth)
+        task = self._tasks[number % len(self._tasks)]
+        return Start(number, task, depth, self._replayed(number, task) if self.curriculum.replays else ())
+
+    def _replayed(self, number: int, task: str) -> tuple[str, ...]:
+        if task not in self._expert_actions:
+            self._expert_actions[task] = self._ask_expert(task)
+        actions = self._expert_actions[task]
+        return actions[: self.curriculum.replayed(number, expert_actions=len(actions))]
+
+    def _ask_expert(self, task: str) -> tuple[str, ...]:
+        """What the expert does in a task; nothing where the environment has no expert."""
+        if self._expert is None:
+            return ()
+        failures = 0
+        while True:
+            try:
+                return expert_actions(*self._expert, task, horizon=self.config.environment.horizon)
+            except EnvironmentFailure:  # the next reset starts the environment anew
+                failures += 1
+                if failures == FAILURES:
+                    raise
+
+    @cached_property
+    def _expert(self) -> tuple[Environment, Expert] | None:
+        """An environment of its own for the expert, which plays each task once; None: there is no expert."""
+        name, settings = self.config.environment.name, self.config.environment.settings
+        environment = make_environment(name, **settings)
+        try:
+            return environment, make_expert(name, environment)
+        except InputError:
+            return None
 
     def play_each(
         self,

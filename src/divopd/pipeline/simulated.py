@@ -23,15 +23,17 @@ from divopd.curricula import outcome_of
 from divopd.errors import TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Played, rows_of
+from divopd.first_evaluation import evaluate_version
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
+from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.world import Waited, refuse_to_starve
-from divopd.prompts import Codec
 from divopd.records import Clock, Observer
 from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.run.durable_folder import numbered_path
@@ -108,8 +110,9 @@ class SimulatedWorld:
         self.student, self.actor = student, actor
         # real time passes while a teacher is away, virtual time does not
         self.teachers = teachers.retrying(begins=self._note_absence, waits=lambda: self.heed())
-        codec = Codec(student.tokenizer)
-        self.rollouts, self.exam = TrainingRollouts(config, codec), exam_of(config, codec)
+        vocabularies = Vocabularies(config)
+        codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
+        self.rollouts, self.exam = TrainingRollouts(config, codec, teacher_reader=reader), exam_of(config, codec)
         self.heed: Callable[[], None] = lambda: None
         self.elapsed_s = self.learner_s = 0.0
         self.version = 0  # of the learner
@@ -126,19 +129,19 @@ class SimulatedWorld:
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
     def publish(self, version: int, learner: Learner) -> None:
-        """The explorers have the new weights at once, every `sync_interval` updates."""
+        """The explorers have the new weights at once, every `sync_interval` updates; files are for audits only."""
         self.version = version
         if is_synced(self.config, version):
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
             self.acting_version = version
+        keep_weights(self.config, self.run, version, learner)
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""
         if not is_evaluated(self.config, version) or version in self.store.evaluations():
             return
-        played = self.exam.play(Interruptible(self.student, self.heed))
-        publish_weights(self.run.weights, version, learner.weights())
-        record = self.exam.record(played, version=version)
+        policy = Interruptible(self.student, self.heed)
+        record = evaluate_version(self.config, self.exam, policy, version=version, recalled=self.observer.told)
         if self.store.record_evaluation(record):
             self.observer.evaluated(record)
 
@@ -297,8 +300,11 @@ class SimulatedWorld:
         """Virtual seconds from the start of a rollout to its arrival in the queue."""
         costs = self.config.costs
         whole = len(played.turns[-1].prompt.ids) + len(played.turns[-1].response.ids) if played.turns else 0
+        own = played.turns[-1].teacher_prompt if played.turns else None
         acting = played.generated_tokens * costs.generated_token_s + len(played.turns) * costs.environment_step_s
-        return costs.rollout_s + acting + whole * (costs.read_token_s + costs.scored_token_s)
+        more = 0 if own is None else len(own.ids) - len(played.turns[-1].prompt.ids)  # that the teacher reads
+        reading = whole * (costs.read_token_s + costs.scored_token_s) + more * costs.scored_token_s
+        return costs.rollout_s + acting + reading
 
 
 def _slot_to_json(slot: Slot) -> list[Any]:

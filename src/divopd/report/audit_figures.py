@@ -192,6 +192,28 @@ def _with_ratio(name: str, scored_per_trained: float | None) -> str:
     return name if scored_per_trained is None else f"{name}\n{scored_per_trained:.1f} scored / trained"
 
 
+def draw_time(runs: Figures, path: Path) -> None:
+    """Every update by the tokens of its batch and its seconds, and the learner's stages."""
+    with figure(path, columns=2, height=2.2) as (left, right):
+        for place, (name, run) in enumerate(runs.items()):
+            colour = PALETTE[place % len(PALETTE)]
+            left.scatter(run["tokens"], run["step_s"], s=9, color=colour, label=name.replace("$", r"\$"))
+        largest = {of: max(max(run[of]) for run in runs.values()) for of in ("tokens", "step_s")}
+        left.set(xlabel="tokens of a batch", ylabel="seconds of an update")
+        left.set(xlim=(0, 1.06 * largest["tokens"] or 1), ylim=(0, 1.06 * largest["step_s"] or 1))
+        left.legend(loc="lower left")
+        starts = [0.0] * len(runs)
+        stages = dict.fromkeys(stage for run in runs.values() for stage in run["stages_s"])
+        for place, stage in enumerate(stages):
+            seconds = [run["stages_s"].get(stage, 0.0) / len(run["tokens"]) for run in runs.values()]
+            colour = PALETTE[place % len(PALETTE)]
+            right.barh(range(len(runs)), seconds, left=starts, color=colour, height=0.6, label=stage)
+            starts = [start + second for start, second in zip(starts, seconds, strict=True)]
+        right.set_yticks(range(len(runs)), [name.replace("$", r"\$") for name in runs])
+        right.set(xlabel="real seconds of an update, by stage")
+        right.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1)
+
+
 def draw_kinds(runs: Figures, path: Path) -> None:
     """Share of what arrived beside share of what was trained, and used rollouts, by kind of task."""
     names = list(dict.fromkeys(kind for run in runs.values() for kind in run))

@@ -48,6 +48,12 @@ def _selection(figures: Mapping[str, Any]) -> Rows:
             yield f"{depth}, {outcome}", *(f"{stage['shares'][depth][outcome]:.1%}" for stage in stages)
     yield "all successes", *(f"{stage['success_share']:.1%}" for stage in stages)
     yield "dead rows", *(f"{stage['dead_share']:.1%}" for stage in stages)
+    yield "rows that count of a batch", *(f"{stage['effective_batch']:.1f}" for stage in stages)
+    yield "mean s(u) of a row", *(f"{stage['disagreement']:.2f}" for stage in stages)
+    yield "mean s(u) of a valid row", *(f"{stage['valid_disagreement']:.2f}" for stage in stages)
+    gate = figures["rejected"]
+    kinds = ", ".join(f"{gate[kind]:.0%} {kind}" for kind in ("truncated", "failed", "unscored"))
+    yield f"(rejected: {gate['rows']} rows{': ' + kinds if gate['rows'] else ''})", "", "", "", ""
     yield f"(of what arrived, {figures['pool_success_share']:.1%} are of successes)", "", "", "", ""
 
 
@@ -55,7 +61,16 @@ def _retention(figures: Mapping[str, Any]) -> Rows:
     for side, share in (("kept", 1 - figures["dropped_share"]), ("dropped", figures["dropped_share"])):
         of = figures[side]
         later = f"{figures['trained_later']:.1%}" if side == "dropped" else ""
-        yield side, str(of["turns"]), f"{share:.1%}", f"{of['depth']:.1f}", f"{of['disagreement_per_token']:.3f}", later
+        per_token = f"{of['disagreement_per_token']:.3f}"
+        yield (
+            side,
+            str(of["turns"]),
+            f"{share:.1%}",
+            f"{of['depth']:.1f}",
+            f"{of['disagreement']:.2f}",
+            per_token,
+            later,
+        )
 
 
 def _stability(figures: Mapping[str, Any]) -> Rows:
@@ -74,19 +89,21 @@ def _stability(figures: Mapping[str, Any]) -> Rows:
 def _geometry(figures: Mapping[str, Any]) -> Rows:
     updates = figures["updates"]
     for name in updates[0]["composers"]:
-        of = [one["composers"][name] for one in updates]
+        of, by_rollout = ([one[against][name] for one in updates] for against in ("composers", "rollout_mean"))
         pairs = [one["pairwise_cosine"] for one in of if one["pairwise_cosine"] is not None]
         yield (
             name,
-            f"{fmean(one['projection'] for one in of):.2f}",
-            f"{fmean(one['cosine'] for one in of):.2f}",
+            *(f"{fmean(one[m] for one in side):.2f}" for side in (of, by_rollout) for m in ("projection", "cosine")),
             f"{fmean(pairs):.3f}" if pairs else "–",
         )
-    above = figures["focus_above_base"]
-    yield f"focus above base in {above['drawn']} of {figures['decided']} updates", "", "", ""
-    yield f"focus above base's expectation in {above['expected']} of {figures['decided']}", "", "", ""
+    above, empty = figures["focus_above_base"], [""] * 5
+    yield f"updates {', '.join(str(one['update']) for one in updates)}", *empty
+    yield f"focus above base in {above['drawn']} of {figures['decided']} updates", *empty
+    yield f"focus above base's expectation in {above['expected']} of {figures['decided']}", *empty
+    yield f"oracle {figures['oracle_ratio']:.2f} times the best of divopd, divopd-focus, top-b", *empty
+    yield f"against rollout means {figures['swapped_pairs']} pairs of composers change places", *empty
     dropped = fmean(one["dropped_turns"] for one in updates), fmean(one["dropped_norm"] for one in updates)
-    yield f"focus drops {dropped[0]:.0%} of turns, {dropped[1]:.0%} of gradient norm", "", "", ""
+    yield f"focus drops {dropped[0]:.0%} of turns, {dropped[1]:.0%} of gradient norm", *empty
 
 
 def _cost(figures: Mapping[str, Any]) -> Rows:
@@ -105,6 +122,23 @@ def _cost(figures: Mapping[str, Any]) -> Rows:
         ("teacher", "teacher_s"),
     ):
         yield what, "not known on this clock" if figures[field] is None else quantity(figures[field])
+
+
+def _time(figures: Mapping[str, Any]) -> Rows:
+    yield "tokens of a batch, mean", quantity(fmean(figures["tokens"]))
+    yield "seconds of an update, mean", quantity(fmean(figures["step_s"]))
+    yield "of them the same whatever the tokens", _known(figures["constant_share"], "{:.0%}")
+    yield "correlation of tokens with seconds on the run's clock", _known(figures["correlation"], "{:.3f}")
+    yield "correlation of tokens with the learner's real seconds", _known(figures["measured_correlation"], "{:.3f}")
+    for stage, seconds in figures["stages_s"].items():
+        yield f"learner, {stage}, real seconds", quantity(seconds)
+    yield "estimate: updates + waits, seconds", quantity(figures["estimate_s"])
+    yield "the clock, seconds", quantity(figures["elapsed_s"])
+    yield "estimate against the clock", f"{figures['difference']:+.1%}"
+
+
+def _known(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
 
 
 def _kinds(figures: Mapping[str, Any]) -> Rows:
@@ -132,11 +166,11 @@ TABLES = {
         "selection: share of selected turns by depth and outcome",
         ["turn, outcome", "vanilla", "+ gate", "+ coverage", "+ focus"],
         _selection,
-        None,
+        "s(u): disagreement in nats, 0 of a dead row. Rows that count: (1 - share of dead rows) · B",
     ),
     "retention": (
         "retention: what focus keeps when a rollout gets its first slots",
-        ["", "turns", "share", "mean turn", "disagreement\nper token", "trained\nlater"],
+        ["", "turns", "share", "mean turn", "mean\ns(u)", "disagreement\nper token", "trained\nlater"],
         _retention,
         None,
     ),
@@ -148,11 +182,25 @@ TABLES = {
     ),
     "geometry": (
         "geometry: selected gradients against the pool's, same pools for all",
-        ["composer", "projection\n⟨G,Ĝ⟩/‖G‖²", "cosine", "pairwise\ncosine"],
+        [
+            "composer",
+            "projection\n⟨G,Ĝ⟩/‖G‖²",
+            "cosine",
+            "projection,\nrollout mean",
+            "cosine,\nroll. mean",
+            "pairwise\ncosine",
+        ],
         _geometry,
-        "sketched gradients before the optimizer; the oracle selects and is judged in the same sketch",
+        "G: the mean over the pool's valid turns, or over its rollouts of their means. Sketched gradients before the "
+        "optimizer; the oracle selects and is judged in the same sketch",
     ),
     "cost": ("cost: who spent what", ["what", ""], _cost, None),
+    "time": (
+        "time: what an update takes, by the tokens of its batch",
+        ["what", ""],
+        _time,
+        "on the virtual clock seconds follow from costs: they correlate by 1 if costs.trained_token_s is above 0",
+    ),
     "kinds": (
         "kinds: whether a kind of task starves",
         ["kind", "rollouts", "used", "of turns\narrived", "of rows\ntrained", "disagree-\nment", "success\n%"],

@@ -26,6 +26,7 @@ METHOD_COLOURS = {
     "vanilla-wide": "#E69F00",
     "gate-only": "#B8860B",
     "tcod-f2b": "#6E6E6E",
+    "tcod-b2f": "#8F7B66",
     "turnopd": "#A6A6A6",
     "top-b": "#000000",
     "divopd-focus": "#CC79A7",

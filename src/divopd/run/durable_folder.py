@@ -60,6 +60,13 @@ def write_folder(parent: Path, number: int, fill: Callable[[Path], object], *, k
     return target
 
 
+def delete_folder(path: Path) -> None:
+    """Delete a numbered folder; whenever the process dies, there is never half of one under a valid name."""
+    doomed = path.with_name(f".{path.name}.deleted")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
 def verify(path: Path | str) -> dict[str, Any]:
     """Read every file, compare sizes and digests with the manifest, and return the manifest.
 
@@ -144,9 +151,7 @@ def _manifest_bytes(content: dict[str, Any]) -> bytes:
 
 def _delete_old(parent: Path, keep: int | None) -> None:
     for old in numbered_folders(parent)[:-keep] if keep else []:
-        doomed = old.with_name(f".{old.name}.deleted")  # never half a folder under a valid name
-        old.rename(doomed)
-        shutil.rmtree(doomed)
+        delete_folder(old)
     for replaced in parent.glob(".[0-9]*.replaced"):
         shutil.rmtree(replaced)
 

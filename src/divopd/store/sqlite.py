@@ -141,8 +141,8 @@ class Store(StoreReader):
         assert number is not None, "an INSERT has a row"
         first = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'turns'", default=0) + 1
         self._db.executemany(
-            "INSERT INTO turns (arrival, rollout, turn, version, digest, reason, disagreement, tokens, valid_tokens) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO turns (arrival, rollout, turn, version, digest, reason, disagreement, tokens, valid_tokens, "
+            "rollout_turns, rollout_valid_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             ((first + place, number, *row[:-1]) for place, row in enumerate(rows)),
         )
         payloads = ((first + place, row[-1]) for place, row in enumerate(rows))
@@ -151,12 +151,12 @@ class Store(StoreReader):
 
     def outcomes(self, *, after: int) -> list[Outcome]:
         """How the rollouts ended that arrived after number `after`, in order of arrival; 0 asks for all of them."""
-        query = """SELECT r.number, r.version, r.success, t.disagreement
+        query = """SELECT r.number, r.version, r.success, t.disagreement, t.valid_tokens
             FROM rollouts r CROSS JOIN turns t ON t.rollout = r.number WHERE r.number > ? ORDER BY r.number, t.turn"""
         with self.snapshot():
             rows = self._db.execute(query, (after,)).fetchall()
         return [
-            Outcome(number, version, bool(success), tuple(disagreement for *_, disagreement in turns))
+            Outcome(number, version, bool(success), tuple(row[3:] for row in turns))
             for (number, version, success), turns in groupby(rows, key=lambda row: row[:3])
         ]
 
@@ -330,15 +330,16 @@ if TYPE_CHECKING:
 
 
 def _row_of(turn: Turn) -> tuple[Any, ...]:
-    """(turn, version, digest, reason, disagreement, tokens, valid tokens, payload): all that put computes of a turn."""
+    """The columns of a turn from `turn` on, and its payload: all that put computes of it."""
     light = {name: getattr(turn, name) for name in ("rollout", "turn", "task", "version", "prompt_truncated")}
-    light |= {name: getattr(turn, name) for name in ("reward", "success", "rollout_turns")}
+    light |= {name: getattr(turn, name) for name in ("reward", "success", "rollout_turns", "rollout_valid_tokens")}
     # the lists are checked by encode_turn, available_at by _arrival_update
     turn_from_json(light | {"available_at": turn.version}, where=f"rollout {turn.rollout!r}")
     payload = encode_turn(turn)
     candidate = candidate_of(turn, first_seen=0)
     measured = (candidate.reason, candidate.disagreement, candidate.tokens, candidate.valid_tokens)
-    return (turn.turn, turn.version, digest_of(payload), *measured, payload)
+    whole = (candidate.rollout_turns, candidate.rollout_valid_tokens)
+    return (turn.turn, turn.version, digest_of(payload), *measured, *whole, payload)
 
 
 def _ending_of(rollout: Rollout) -> tuple[int | None, float | None]:
