@@ -1,7 +1,7 @@
 """One run's folder as the figures that a comparison, a picture or a summary needs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +147,8 @@ def costs_by_version(updates: Mapping[int, UpdateRecord], *, ranks: int) -> dict
     costs, waited_s = {0: Costs()}, 0.0
     for update, record in updates.items():
         waited_s += record.waited_s
-        seconds = {"learner_s": ranks * record.spent.learner_s, "elapsed_s": record.spent.learner_s + waited_s}
-        costs[update + 1] = Costs(**asdict(record.spent) | seconds)
+        spent = replace(record.spent, learner_s=ranks * record.spent.learner_s)
+        costs[update + 1] = Costs(**asdict(spent), elapsed_s=record.spent.learner_s + waited_s)
     return costs
 
 
