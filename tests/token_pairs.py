@@ -35,7 +35,8 @@ TEACHER_TEMPLATE = (
 
 def student_tokenizer() -> Any:
     tokenizer = build_tokenizer([WORDS, WORDS])
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    marks: list[str | AddedToken] = [AddedToken(mark, special=False, normalized=False) for mark in MARKS]
+    tokenizer.add_tokens(marks)
     tokenizer.chat_template = STUDENT_TEMPLATE
     return tokenizer
 
@@ -53,7 +54,7 @@ def mark_ids() -> list[int]:
 
 def fond_student() -> Any:
     """A student that would nearly always say one of its marks, or an id that nobody has."""
-    model = build_model(student_tokenizer(), seed=0, size=SIZE)
+    model: Any = build_model(student_tokenizer(), seed=0, size=SIZE)
     model.resize_token_embeddings(ROWS, mean_resizing=False)
     with torch.no_grad():
         fond = [*mark_ids(), ROWS - 1]

@@ -46,7 +46,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with tarfile.open(folder / packed.stdout.split()[-1]) as archive:
             archive.extractall(folder / f"{role}-package", filter="data")
         shutil.move(folder / f"{role}-package" / "package" / "models", folder / role)
-        kinds = transformers.Qwen3Config, transformers.Qwen3ForCausalLM
+        kinds: tuple[Any, Any] = transformers.Qwen3Config, transformers.Qwen3ForCausalLM
         if role == "teacher":
             kinds = transformers.Qwen2Config, transformers.Qwen2ForCausalLM
         settings: dict[str, Any] = SIZE | {"num_key_value_heads": 1, "vocab_size": ROWS[role], "eos_token_id": 151_645}

@@ -93,7 +93,7 @@ def test_a_configuration_takes_the_students_form(config: Path, terse: Path, tmp_
     """What it does not say is what the student was taught, and is stored with the run; what it says stands."""
     silent = load_config(config)
     assert (silent.prompts.answer, silent.prompts.actions, silent.prompts.system) == ("terse", "unlisted", "")
-    assert check_start(silent) == []
+    assert [note for note in check_start(silent) if "was taught" in note] == []
     (tmp_path / "stored.yaml").write_text(silent.to_yaml(), encoding="utf-8")
     assert load_config(tmp_path / "stored.yaml") == silent
     said = load_config(config, ["prompts.answer=think", "prompts.actions=listed"])
@@ -110,7 +110,7 @@ def test_a_disagreement_is_one_line_for_each_model(
     wrong = ["--set", "prompts.answer=think"]
     words = f"{terse} was taught prompts.answer terse, here it is think"
     assert main(["train", str(config), *wrong, "--dry-run"]) == 0
-    noted = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    noted = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note") and "was taught" in line]
     assert [line.split(maxsplit=1)[1] for line in noted] == [f"student.model {words}", f"teacher.model {words}"]
     assert main(["train", str(config), *wrong, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err.splitlines()

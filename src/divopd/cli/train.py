@@ -70,13 +70,14 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
-    for note in check_start(config, how=how):
-        print(f"divopd: {note}", file=sys.stderr)
+    notes = check_start(config, how=None if args.resume else how)  # a run that goes on was told when it began
     from divopd.pipeline.begin import begin_run
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
 
     if not args.resume:
         begin_run(config, folder)
+    for note in notes:
+        print(f"divopd: {note}", file=sys.stderr)
     with wishes_by_signal(grace_s=args.grace, resume=f"divopd train --resume {shlex.quote(str(folder))}") as wishes:
         try:
             _train(config, folder, wishes)

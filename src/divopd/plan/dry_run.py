@@ -97,11 +97,11 @@ class Tasks:
     note: str = ""
 
 
-def check_start(config: Config, *, how: str = HOW) -> list[str]:
+def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
     """What `divopd train` asks before it makes anything: an InputError if it cannot begin, else what to tell the user.
 
     The dry run asks the same of the same functions and lists all answers at once. `how` are the options by which
-    `divopd evaluate` plays as this run does.
+    `divopd evaluate` plays as this run does; without them nobody asks whether the teacher can take over.
     """
     require(config.loggers)
     for key, model in local_models(config).items():
@@ -110,7 +110,8 @@ def check_start(config: Config, *, how: str = HOW) -> list[str]:
         except InputError as error:
             raise InputError(f"{key}: {error}") from None
     taught, vocabularies = taught_otherwise(config, local_models(config)), Vocabularies(config).check()
-    notes = [find_tasks(config).note, vocabularies, *taught, takeover_note(config, how=how)]
+    takeover = takeover_note(config, how=how) if how else None
+    notes = [find_tasks(config).note, vocabularies, *taught, takeover]
     return [note for note in notes if note]
 
 
