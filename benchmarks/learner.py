@@ -22,7 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from divopd import Turn, make_composer
 from divopd.learner.torch_learner import TorchLearner
-from divopd.models.generation import common_prefix
+from divopd.models.generation import shared_prefixes
 from divopd.models.optimization import Optimization
 from divopd.models.packing import make_row, merge_rows
 from divopd.models.transformers_policy import TransformersPolicy
@@ -123,7 +123,7 @@ def rollout(number: int, count: int) -> list[Turn]:
 def unique_tokens(turns: list[Turn]) -> int:
     """Tokens in the batch when every shared beginning is counted once: no exact method computes fewer."""
     rows = sorted([*turn.prompt_ids, *turn.response_ids] for turn in turns)
-    shared = [common_prefix(np.array(a), np.array(b)) for a, b in pairwise(rows)]
+    shared = [int(shared_prefixes([np.array(a)], [np.array(b)])[0, 0]) for a, b in pairwise(rows)]
     return sum(map(len, rows)) - sum(shared)
 
 

@@ -54,6 +54,20 @@ def _warm_jvms() -> list[Any]:
     return [jvm for left in module._left.values() for jvm in left] if module else []
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What fixtures of a session or a module remember is forgotten with the session."""
+    os.environ["DIVOPD_CACHE"] = str(tmp_path_factory.mktemp("remembered"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(_no_cache_of_the_user: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest,
+               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """What a test remembers, no other test knows."""
+    name = f"{abs(hash(request.node.nodeid)):x}"
+    monkeypatch.setenv("DIVOPD_CACHE", str(tmp_path_factory.getbasetemp() / "remembered-by-test" / name))
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random `student` and `teacher` for the default environment."""

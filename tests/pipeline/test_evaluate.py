@@ -116,6 +116,16 @@ def test_a_model_takes_over_from_another(run: Path, model: Path, capsys: pytest.
     assert taken["turns"] > 1 or taken["tasks"] == 0
 
 
+def test_a_model_that_takes_over_from_itself_changes_nothing(
+    run: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both rates are of the same open rollouts, with the same draws; those that were over by then are in neither."""
+    alone = told(capsys, model, "--config", run / "config.yaml")[0]
+    taken = told(capsys, model, "--config", run / "config.yaml", "--after", model, "--after-turns", 1)[0]
+    assert 0 < taken["tasks"] < alone["tasks"]
+    assert taken["student_percent"] == taken["success_rate"] != alone["success_rate"]
+
+
 def test_the_table_shows_kinds(run: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(model, "--config", run / "config.yaml", "--set", "evaluation.tasks=4") == 0
     out = capsys.readouterr().out

@@ -166,7 +166,7 @@ def test_available_at_never_falls(store: AnyStore) -> None:
 
 
 def test_outcomes_are_read_in_order_of_arrival_from_a_cursor(store: AnyStore) -> None:
-    """Every rollout is told once, in order, with the disagreement of each turn; settling it changes nothing."""
+    """Every rollout is told once, in order, with what was measured of each turn; settling it changes nothing."""
     put = [make_rollout(f"e.{number}", version=number) for number in range(3)]
     unknown = replace(put[0].turns[0], rollout="nobody.knows", success=None)
     put.append(Rollout(unknown.rollout, (unknown,)))
@@ -177,7 +177,7 @@ def test_outcomes_are_read_in_order_of_arrival_from_a_cursor(store: AnyStore) ->
             number,
             rollout.version,
             rollout.turns[0].success is True,
-            tuple(candidate_of(turn, first_seen=0).disagreement for turn in rollout.turns),
+            tuple((c.disagreement, c.valid_tokens) for c in (candidate_of(t, first_seen=0) for t in rollout.turns)),
         )
         for number, rollout in enumerate(reversed(put), 1)
     ]

@@ -30,6 +30,7 @@ any_turn = st.builds(
     reward=st.none() | st.floats(),
     success=st.none() | st.booleans(),
     rollout_turns=st.none() | st.integers(0, 2**53 - 1),
+    rollout_valid_tokens=st.none() | st.integers(0, 2**53 - 1),
 )
 
 

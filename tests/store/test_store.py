@@ -320,3 +320,20 @@ def outside_the_store(store: Store, statement: str) -> None:
     connection.execute(statement)
     connection.commit()
     connection.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_rows_of_a_past_moment_are_known(store: Store, method: str) -> None:
+    """A resumed run asks how many rows there were when so many turns had arrived, composed since or not."""
+    composer = make_composer(method, batch_size=4, pool_multiplier=3, cap=2, max_staleness=1, max_pending_age=1)
+    epoch, moments, turns = store.begin_learner(), [], 0
+    for update in range(6):
+        for number in range(3):
+            moments.append((update, turns, store.rows(composer, update=update)))
+            rollout = make_rollout(f"p.{update}.{number}", version=update)
+            store.put(rollout)
+            turns += len(rollout.turns)
+        moments.append((update, turns, store.rows(composer, update=update)))
+        if update < 5:  # the last one has not been composed yet
+            store.compose(composer, update=update, epoch=epoch)
+    assert [(update, put, store.rows(composer, update=update, arrived=put)) for update, put, _ in moments] == moments

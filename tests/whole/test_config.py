@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="for want of the extra train")
 from divopd.composers import TopB
 from divopd.config import Config, load_config
 from divopd.errors import InputError
+from divopd.evaluation import is_evaluated
 from divopd.methods import METHODS
 from divopd.models.optimization import Optimization
 
@@ -83,6 +84,43 @@ def test_settings_are_those_of_the_paper(
     assert (config.prompts.max_prompt_tokens, config.explorer.max_response_tokens) == (10_240, 512)
     assert (config.learner.lr, config.learner.betas, config.learner.beta) == (1e-6, (0.9, 0.999), 1.0)
     assert config.student.dtype == "float32"
+    assert config.learner.ranks == 2  # GPUs of the learner
+
+
+def evaluations(config: Config) -> int:
+    """How many a run has; the last version is evaluated in any case."""
+    return sum(is_evaluated(config, version) for version in range(config.learner.updates + 1))
+
+
+@pytest.mark.parametrize("setting", [*PAPER, "default", "default-live", "webshop-small", "scienceworld-short"])
+def test_the_last_five_evaluations_are_the_end_of_training(setting: str) -> None:
+    """24 to 49 evaluations a run, as in the paper; only its divopd-focus on ALFWorld has a quarter of them."""
+    for file in (CONFIGS / setting).glob("*.yaml"):
+        wanted = range(24, 50)
+        if file.stem == "divopd-focus" and setting.startswith("alfworld"):
+            wanted = range(10, 13)
+        assert evaluations(load_config(file)) in wanted, file
+
+
+@pytest.mark.parametrize("setting", PAPER)
+def test_the_table_of_the_cap_has_seed_42(setting: str) -> None:
+    """Its arm without a cap is a file, which differs from divopd-base with that seed in the cap alone."""
+    bare = load_config(CONFIGS / setting / "divopd-base-uncapped.yaml")
+    assert (bare.seed, bare.composer.cap) == (42, None)
+    capped = load_config(CONFIGS / setting / "divopd-base.yaml", ["seed=42"])
+    assert load_config(CONFIGS / setting / "divopd-base.yaml", ["seed=42", "composer.cap=null"]) == bare != capped
+
+
+@pytest.mark.parametrize(
+    ("setting", "tokens", "seconds"),
+    [("default", 16_100, 3.3), ("webshop-small", 13_900, 3.3), ("scienceworld-short", 7_650, 5.15)],
+)
+def test_an_update_costs_by_its_tokens(setting: str, tokens: int, seconds: float) -> None:
+    """Nine tenths of an update of the usual size; it takes as long as before, so that the load stays as it was."""
+    costs = load_config(CONFIGS / setting / "divopd.yaml").costs
+    by_tokens = tokens * costs.trained_token_s
+    assert by_tokens + costs.update_s == pytest.approx(seconds, rel=0.02)
+    assert by_tokens > 0.9 * seconds
 
 
 @pytest.mark.parametrize("method", ["vanilla", "divopd-base"])

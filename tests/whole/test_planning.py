@@ -55,8 +55,8 @@ def test_a_run_that_can_start_has_a_plan_without_problems(model: Path, tmp_path:
     plan = make_plan(config_for(model, model), out=tmp_path / "run")
     plan.refuse_problems()
     titles = [line.split()[0] for line in plan.lines]
-    expected = ["run", "tasks", "student", "teacher", "updates", "prompts", "tokens", "queue", "time", "memory", "disk"]
-    assert titles == expected
+    models = ["student", "teacher", "note"]  # nobody has looked yet whether this teacher can take over
+    assert titles == ["run", "tasks", *models, "updates", "prompts", "tokens", "queue", "time", "memory", "disk"]
     assert not (tmp_path / "run").exists()
 
 
@@ -310,7 +310,7 @@ def test_fewer_tasks_than_asked_for_are_all_evaluated(
     with Store.open_read_only(tmp_path / "run") as store:
         assert [record.tasks for record in store.evaluations().values()] == [30, 30]
     assert main([*room(model, "evaluation.tasks=30"), "--dry-run"]) == 0
-    assert "evaluation.tasks" not in capsys.readouterr().out
+    assert "but the split test" not in capsys.readouterr().out
 
 
 def refused(capsys: pytest.CaptureFixture[str], out: Path, arguments: list[str]) -> tuple[str, str]:

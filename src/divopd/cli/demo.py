@@ -26,14 +26,14 @@ def run(args: argparse.Namespace) -> int:
     require("train", "plots")  # not after minutes of training
     from divopd.config import load_config
     from divopd.config_files import shipped_configs
-    from divopd.experiments.demo import METHODS, QUICK, findings, train_side_by_side
+    from divopd.experiments.demo import METHODS, QUICK, WHOLE, findings, train_side_by_side
     from divopd.report.curves import draw_curves
     from divopd.report.page import write_report
     from divopd.report.run_comparison import compare_runs
     from divopd.report.run_tables import print_comparison
     from divopd.report.runs import read_run
 
-    settings = QUICK if args.quick else ()
+    settings = QUICK if args.quick else WHOLE
     config = load_config(shipped_configs() / "default" / "divopd.yaml", settings)
     out: Path = args.out or Path("runs") / f"demo{'-quick' if args.quick else ''}-seed{args.seed}"
     try:

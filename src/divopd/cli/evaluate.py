@@ -10,6 +10,7 @@ from divopd.errors import InputError
 
 if TYPE_CHECKING:
     from divopd.config import Config
+    from divopd.evaluation import Evaluation
     from divopd.models.transformers_policy import TransformersPolicy
 
 HELP = "Play the evaluation tasks with a run's weights or with a model, and print how many succeed."
@@ -80,19 +81,41 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
     policy = _load(config, weights)
-    exam = exam_of(config, Codec(policy.tokenizer))
+    exam = exam_of(config, Codec(policy.tokenizer, template=config.prompts.template))
     if args.after:
         _check_model(args.after)
         first = _load(_in_place(config, args.after), None)
         check_vocabularies(first.tokenizer, policy.tokenizer)
-        played = exam.play_takeover(policy, student=first, after_turns=args.after_turns)
-        played = open_at_takeover(played, after_turns=args.after_turns)
+        taken = exam.play_takeover(policy, student=first, after_turns=args.after_turns)
+        played = open_at_takeover(taken, after_turns=args.after_turns)
+        more = _compare(played, exam.play(first), what, args, config)
     else:
-        played = exam.play(policy)
+        played, more = exam.play(policy), {}
     version = int(weights.name) if weights else None
     named = {"what": what, "version": version, "environment": config.environment.name}
     figures = encode_evaluation(exam.record(played, version=version or 0))
-    return named | figures | {"version": version}  # a model that is no run's has none
+    return named | figures | {"version": version} | more  # a model that is no run's has no version
+
+
+def _compare(
+    played: "Evaluation", alone: "Evaluation", what: str, args: argparse.Namespace, config: "Config"
+) -> dict[str, Any]:
+    """What the first model makes by itself of the rollouts that it had open; kept for `divopd train` to find."""
+    from divopd.evaluation import open_at_takeover
+    from divopd.takeovers import Takeover, keep_takeover
+
+    found = Takeover(
+        teacher=what,
+        student=args.after,
+        environment=config.environment.name,
+        after_turns=args.after_turns,
+        rollouts=len(played.rollouts),
+        teacher_percent=played.percent,
+        student_percent=open_at_takeover(alone, after_turns=args.after_turns).percent,
+    )
+    # a run's weights are no teacher's, and a part of the tasks says too little
+    kept = None if _is_run(what) or args.tasks else keep_takeover(found, config.environment.settings)
+    return {"after": args.after, "student_percent": found.student_percent, "kept": str(kept) if kept else None}
 
 
 def _is_run(what: str) -> bool:
@@ -185,6 +208,10 @@ def _print_table(results: list[dict[str, Any]]) -> None:
             f"{result['success_rate']:.1f}",
         )
     console.print(table)
+    for result in results:
+        if "after" in result:
+            alone = f"{printable(result['after'])} itself succeeds in {result['student_percent']:.1f} % of them"
+            console.print(f"open rollouts only; {alone}; kept for `divopd train`: {result['kept'] or 'no'}")
     kinds = list(dict.fromkeys(kind for result in results for kind in result["by_kind"]))
     if len(kinds) < 2:
         return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from divopd.pipeline.wishes import Wishes
 
 HELP = "Train a student against a frozen teacher: explorers, teacher, queue, composer and learner at once."
+PLAYED = ("environment.", "evaluation.", "explorer.", "prompts.", "seed=")  # overrides that an evaluation follows
 EXAMPLE = "divopd train configs/default/divopd.yaml --out runs/mine --set learner.updates=50"
 
 
@@ -53,19 +54,23 @@ def run(args: argparse.Namespace) -> int:
         if args.set:
             raise InputError("--set cannot change a run that has begun; start a new one with --out")
         folder = args.resume
-        config = load_config(folder / "config.yaml")
+        file = folder / "config.yaml"
+        config = load_config(file)
     else:
-        config = load_config(args.config, args.set)
+        file = args.config
+        config = load_config(file, args.set)
         setting = args.config.resolve().parent.name or args.config.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
     from divopd.plan.dry_run import check_start, make_plan
 
+    told = [one for one in args.set if one.startswith(PLAYED)]
+    how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
     if args.dry_run:
-        plan = make_plan(config, out=folder)
+        plan = make_plan(config, out=folder, how=how)
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
-    for note in check_start(config):
+    for note in check_start(config, how=how):
         print(f"divopd: {note}", file=sys.stderr)
     from divopd.pipeline.begin import begin_run
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal

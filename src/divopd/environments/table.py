@@ -48,6 +48,7 @@ class EnvironmentEntry:
     modules: tuple[str, ...] = ()
     checks: dict[str, Callable[[], bool]] = field(default_factory=dict)  # what else must be there, and who looks
     install: str = "nothing to install"
+    self_contained: bool = False  # the same wherever the same packages are: it reads no data from elsewhere
 
 
 ENVIRONMENTS = {
@@ -70,6 +71,7 @@ ENVIRONMENTS = {
         evaluation_split="test",
         horizon=30,
         evaluation_tasks=140,
+        self_contained=True,
     ),
     "alfworld-large": EnvironmentEntry(
         "ALFWorld games generated in homes of the official size",
@@ -79,6 +81,7 @@ ENVIRONMENTS = {
         evaluation_split="test",
         horizon=30,
         evaluation_tasks=140,
+        self_contained=True,
     ),
     "scienceworld": EnvironmentEntry(
         "ScienceWorld in the real simulator",
@@ -91,6 +94,7 @@ ENVIRONMENTS = {
         modules=("scienceworld",),
         checks={"java": has_java},
         install=f"{how_to_install('scienceworld')}, and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+        self_contained=True,
     ),
     "scienceworld-short": EnvironmentEntry(
         "ScienceWorld's find-* tasks in few words",
@@ -104,6 +108,7 @@ ENVIRONMENTS = {
         modules=("scienceworld",),
         checks={"java": has_java},
         install=f"{how_to_install('scienceworld')}, and a Java runtime (Debian: apt install openjdk-17-jre-headless)",
+        self_contained=True,
     ),
     "webshop": EnvironmentEntry(
         "WebShop on its official product files",
@@ -127,6 +132,7 @@ ENVIRONMENTS = {
         evaluation_tasks=128,
         modules=("bm25s", "Stemmer", "rapidfuzz"),
         install=how_to_install("webshop"),
+        self_contained=True,
     ),
     "gym": EnvironmentEntry(
         "any Gymnasium text environment (setting: id)",

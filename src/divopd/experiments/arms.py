@@ -28,9 +28,9 @@ class Arm:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("default", "ALFWorld, small homes", "alfworld", 4.0),
-        Setting("webshop-small", "WebShop, small shop", "webshop", 5.0),
-        Setting("scienceworld-short", "ScienceWorld, short tasks", "scienceworld", 8.0),
+        Setting("default", "ALFWorld, small homes", "alfworld", 6.0),
+        Setting("webshop-small", "WebShop, small shop", "webshop", 9.0),
+        Setting("scienceworld-short", "ScienceWorld, short tasks", "scienceworld", 16.0),
     )
 }
 

@@ -19,7 +19,8 @@ from divopd.report.runs import RunFigures
 from divopd.store import Store
 
 METHODS = ("vanilla", "divopd")
-QUICK = ("learner.updates=16", "evaluation.tasks=30")
+WHOLE = ("evaluation.tasks=60",)  # 31 evaluations of 140 tasks would take longer than all the rest
+QUICK = ("learner.updates=16", "evaluation.every=4", "evaluation.tasks=30")
 POLL_S = 0.5
 CHANCE = 7.0  # points: standard deviation between two methods at one seed with 140 tasks; 5 to 7 were measured
 ONE_SEED = (

@@ -74,7 +74,7 @@ ITEMS = {
         _control(
             "cap",
             "cap against no cap, same candidates",
-            "Table 18, Figure 5a",
+            "Table 18, Figure 5a; there one seed, 42",
             arm="divopd-base",
             base="divopd-base, no cap",
             measures=("peak", "final_five"),

@@ -16,10 +16,11 @@ from divopd.models.policy import Response
 class Generator:
     """Responds to prompts with one model. What it remembers is dropped as soon as a weight changes."""
 
-    def __init__(self, model: Any, *, read_at_once: int) -> None:
-        """`read_at_once` bounds the prompt tokens of one forward pass."""
+    def __init__(self, model: Any, *, read_at_once: int, forbidden: Items[int] = ()) -> None:
+        """`read_at_once` bounds the prompt tokens of one forward pass; `forbidden` ids are never sampled."""
         self.model = model
         self.read_at_once = read_at_once
+        self.forbidden = torch.tensor(sorted(forbidden), dtype=torch.int64)
         self._memory = KeyValues()
         self._known: list[np.ndarray] = []  # the tokens that each row of the memory has read
         self._weights: list[tuple[int, int]] = []
@@ -68,7 +69,7 @@ class Generator:
         logprobs: list[list[float]] = [[] for _ in rows]
         stops, going = self._stop_ids(), list(range(len(rows)))
         for step in range(draws.shape[1]):
-            tokens = _choose(logits, temperature, draws[going, step])
+            tokens = _choose(self._allowed(logits), temperature, draws[going, step])
             chosen = log_softmax(logits).gather(-1, tokens[:, None])[:, 0].double().cpu()
             for place, token, logprob in zip(going, tokens.tolist(), chosen.tolist(), strict=True):
                 ids[place].append(token)
@@ -93,6 +94,10 @@ class Generator:
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden)
 
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """For choosing only: the log probability of what is chosen stays that of the whole distribution."""
+        return logits.index_fill(-1, self.forbidden.to(logits.device), -torch.inf) if len(self.forbidden) else logits
+
     def _stop_ids(self) -> set[int]:
         for config in (getattr(self.model, "generation_config", None), self.model.config):
             stops = getattr(config, "eos_token_id", None)
@@ -113,19 +118,18 @@ class Generator:
 
         The last token of a prompt is read in any case: the logits after it are wanted.
         """
-        shared = {
-            (place, row): common_prefix(known, context[:-1])
-            for place, context in enumerate(contexts)
-            for row, known in enumerate(self._known)
-        }
+        shared = shared_prefixes(self._known, [context[:-1] for context in contexts])
         rows: dict[int, int] = {}
         taken: set[int] = set()
-        for place, row in sorted(shared, key=lambda pair: -shared[pair]):
+        for pair in np.argsort(-shared, axis=None, kind="stable").tolist():
+            place, row = divmod(pair, len(self._known))
             if place not in rows and row not in taken:
                 rows[place] = row
                 taken.add(row)
-                self._memory.lengths[row] = shared[place, row]
+                self._memory.lengths[row] = int(shared[place, row])
                 self._known[row] = self._known[row][: shared[place, row]]
+            if len(rows) == min(shared.shape):
+                break
         for place in range(len(contexts)):
             if place not in rows:
                 rows[place] = len(self._known)
@@ -133,11 +137,18 @@ class Generator:
         return [rows[place] for place in range(len(contexts))]
 
 
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two sequences have in common at the start."""
-    size = min(len(a), len(b))
-    differ = a[:size] != b[:size]
-    return int(differ.argmax()) if differ.any() else size
+def shared_prefixes(known: Items[np.ndarray], contexts: Items[np.ndarray]) -> np.ndarray:
+    """How many tokens each context (a line of the result) has in common with the start of each known row."""
+    width = max(map(len, known), default=0)
+    table = np.full((len(known), width + 1), -1)  # no token is negative: a row differs at the latest where it ends
+    for line, row in zip(table, known, strict=True):
+        line[: len(row)] = row
+    shared = np.empty((len(contexts), len(known)), dtype=np.int64)
+    for line, context in zip(shared, contexts, strict=True):
+        size = min(len(context), width)
+        padded = np.append(context[:size], -2)  # so that every row differs somewhere
+        line[:] = (table[:, : size + 1] != padded).argmax(axis=1)
+    return shared
 
 
 def _choose(logits: Tensor, temperature: float, draws: np.ndarray) -> Tensor:

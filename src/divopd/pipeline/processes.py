@@ -184,4 +184,6 @@ class News:
             self._last_event = number
             if kind == "teacher_away":
                 self._observer.told(f"a teacher is away, its rollouts wait: {event['error']}")
+            elif kind == "evaluation_recalled":
+                self._observer.told(event["sentence"])
         return (cursor.records, cursor.evaluations) != (before.records, before.evaluations)

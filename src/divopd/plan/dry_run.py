@@ -23,6 +23,7 @@ from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, 
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
 from divopd.models.taught import Taught, differences, read_taught
+from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -38,7 +39,10 @@ from divopd.plan.forecast import (
 from divopd.plan.machine import free_disk, free_memory, in_bytes
 from divopd.prompts import Codec
 from divopd.run.loggers import require
+from divopd.takeovers import takeover_note
 from divopd.teacher import check_lengths, check_vocabularies
+
+HOW = "--config CONFIG"
 
 
 @dataclass
@@ -93,10 +97,11 @@ class Tasks:
     note: str = ""
 
 
-def check_start(config: Config) -> list[str]:
+def check_start(config: Config, *, how: str = HOW) -> list[str]:
     """What `divopd train` asks before it makes anything: an InputError if it cannot begin, else what to tell the user.
 
-    The dry run asks the same of the same functions and lists all answers at once.
+    The dry run asks the same of the same functions and lists all answers at once. `how` are the options by which
+    `divopd evaluate` plays as this run does.
     """
     require(config.loggers)
     for key, model in local_models(config).items():
@@ -104,8 +109,9 @@ def check_start(config: Config) -> list[str]:
             require_model(model_folder(model))
         except InputError as error:
             raise InputError(f"{key}: {error}") from None
-    note = find_tasks(config).note
-    return [*([note] if note else []), *taught_otherwise(config, local_models(config))]
+    taught, vocabularies = taught_otherwise(config, local_models(config)), Vocabularies(config).check()
+    notes = [find_tasks(config).note, vocabularies, *taught, takeover_note(config, how=how)]
+    return [note for note in notes if note]
 
 
 def local_models(config: Config) -> dict[str, str]:
@@ -142,7 +148,7 @@ def find_tasks(config: Config) -> Tasks:
     return Tasks(train, held, note=f"{fewer}: every evaluation plays all of them")
 
 
-def make_plan(config: Config, *, out: Path) -> Plan:
+def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
     devices = {part.device for part in (config.student, config.teacher)}
     absent = sorted(d for d in devices if d.startswith("cuda") and not _cuda_memory(d))
@@ -166,12 +172,18 @@ def make_plan(config: Config, *, out: Path) -> Plan:
     with plan.noting("models"):
         for note in taught_otherwise(config, local_models(config)):
             plan.say("note", note)
+    if takeover := takeover_note(config, how=how):
+        plan.say("note", takeover)
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
+    own = None
+    with plan.noting("teacher.prompt"):
+        own = _check_tokens(config, plan)
     with plan.noting(f"environment {config.environment.name}"):
-        codec = Codec(student.tokenizer) if student and student.tokenizer else CharacterCodec()
-        sample = sample_rollouts(config, codec, train[:ROLLOUTS]) if train else largest_sample(config)
+        template = config.prompts.template
+        codec = Codec(student.tokenizer, template=template) if student and student.tokenizer else CharacterCodec()
+        sample = sample_rollouts(config, codec, train[:ROLLOUTS], own=own) if train else largest_sample(config)
         expected = forecast(config, sample)
         if train:
             _say_work(config, plan, sample, expected)
@@ -237,6 +249,16 @@ def _compare_vocabularies(student: Found | None, teacher: Found | None) -> None:
     """Refuse a teacher with other tokens. Embedded models share a tokenizer, and a server is asked later."""
     if student and teacher and student.tokenizer and teacher.tokenizer:
         check_vocabularies(student.tokenizer, teacher.tokenizer)
+
+
+def _check_tokens(config: Config, plan: Plan) -> Codec | None:
+    """Say what is done about ids that the teacher does not know; how its own prompts are written, if it has some."""
+    vocabularies = Vocabularies(config)
+    if plan.problems or not all(model_folder(model).exists() for model in local_models(config).values()):
+        return None
+    if note := vocabularies.check():
+        plan.say("note", note)
+    return vocabularies.teacher_codecs().get("teacher")
 
 
 def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> dict[str, ModelFacts]:
@@ -321,6 +343,9 @@ def _say_work(config: Config, plan: Plan, sample: Sample, expected: Forecast) ->
         f"a random player makes {sample.turns:.0f} turns, its prompts reach {sample.longest_prompt:,} tokens; "
         f"{sample.truncated_share:.0%} of its turns do not fit into {config.prompts.max_prompt_tokens:,}",
     )
+    if sample.own_scored_once is not None:
+        plan.say("", f"the teacher reads its own prompts: {sample.own_scored_once:,.0f} tokens of a rollout, prefixes "
+                 f"that turns share once; {sample.scored_once:,.0f} if it read the student's")  # fmt: skip
     plan.say("tokens", f"about {_count(expected.trained_tokens)} trained, {_count(expected.scored_tokens)} scored, "
              f"{_count(expected.generated_tokens)} generated in {_count(expected.rollouts)} rollouts")  # fmt: skip
     if config.clock == "simulated":
