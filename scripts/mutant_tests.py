@@ -13,6 +13,7 @@ first of them, so a file of tests/wiring or tests/config_keys is named whole.
 """
 
 import argparse
+import ast
 import os
 import re
 import subprocess
@@ -144,6 +145,12 @@ def changed_lines(patch: str) -> tuple[str, set[int]]:
     return path, lines
 
 
+def lines_in_functions(path: str) -> set[int]:
+    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+
+
 def fill(folders: Sequence[Path]) -> int:
     """Write the tests into every patch that names none; those for which there is no test are told."""
     by_line, seconds = tests_by_line(folders), seconds_by_test(folders)
@@ -152,7 +159,7 @@ def fill(folders: Sequence[Path]) -> int:
         if "\nTest: " in header:
             continue
         path, lines = changed_lines(f"{mark}{rest}")
-        running = set().union(*(by_line[path][line] for line in lines))
+        running = set().union(*(by_line[path][line] for line in lines & lines_in_functions(path)))
         whole = set().union(*by_line[path].values())  # a line outside of functions runs at the import, for no test
         chosen = choose(running or whole, seconds)
         how = "run the line" if running else "run the file"
