@@ -36,7 +36,7 @@ TEACHER_TEMPLATE = (
 def student_tokenizer() -> Any:
     tokenizer = build_tokenizer([WORDS, WORDS])
     marks: list[str | AddedToken] = [AddedToken(mark, special=False, normalized=False) for mark in MARKS]
-    tokenizer.add_tokens(marks)
+    tokenizer.add_tokens(marks)  # pyright: ignore[reportArgumentType]  (two names of one class)
     tokenizer.chat_template = STUDENT_TEMPLATE
     return tokenizer
 
