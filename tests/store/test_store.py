@@ -336,4 +336,6 @@ def test_the_rows_of_a_past_moment_are_known(store: Store, method: str) -> None:
         moments.append((update, turns, store.rows(composer, update=update)))
         if update < 5:  # the last one has not been composed yet
             store.compose(composer, update=update, epoch=epoch)
-    assert [(update, put, store.rows(composer, update=update, arrived=put)) for update, put, _ in moments] == moments
+    assert [
+        (update, put, store.past_rows(composer, update=update, arrived=put)) for update, put, _ in moments
+    ] == moments

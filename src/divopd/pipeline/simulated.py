@@ -153,7 +153,7 @@ class SimulatedWorld:
         starved, turns = 0.0, self.turns_put
         while self.rollouts_put < self.store.rollouts(available_by=update):
             # a resume comes to the moment up to which the run had got
-            rows, before = self.store.rows(composer, update=update, arrived=self.turns_put), self.elapsed_s
+            rows, before = self.store.past_rows(composer, update=update, arrived=self.turns_put), self.elapsed_s
             self._next_arrival()
             starved += 0.0 if rows else self.elapsed_s - before
         if update < self.store.updates:

@@ -167,16 +167,18 @@ class Store(StoreReader):
         with self._transaction():
             return self._one("UPDATE state SET epoch = epoch + 1 RETURNING epoch")
 
-    def rows(self, composer: Composer, *, update: int, arrived: int | None = None) -> int:
+    def rows(self, composer: Composer, *, update: int) -> int:
         """How many rows this composer could choose from now: by it a learner knows whether to wait.
 
-        Stale turns do not count, and for a composer with a gate neither do invalid ones. With `arrived`, how many there
-        were before this update was composed, when so many turns had arrived.
+        Stale turns do not count, and for a composer with a gate neither do invalid ones.
         """
-        oldest = composer.oldest_version(update)
         with self.snapshot():
-            pool = self._read_pool(composer, update) if arrived is None else self._past_pool(composer, update, arrived)
-        return sum(turn.version >= oldest and (turn.reason is None or not composer.gated) for turn in pool)
+            return _count_rows(self._read_pool(composer, update), composer, update)
+
+    def past_rows(self, composer: Composer, *, update: int, arrived: int) -> int:
+        """How many rows there were before this update was composed, when so many turns had arrived."""
+        with self.snapshot():
+            return _count_rows(self._past_pool(composer, update, arrived), composer, update)
 
     def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
         """Read the queue, decide the batch of this update and journal it, in one transaction; then serve it.
@@ -348,6 +350,11 @@ def _ending_of(rollout: Rollout) -> tuple[int | None, float | None]:
     # SQLite knows neither NaN nor a negative zero
     reward = None if first.reward is None or isnan(first.reward) else first.reward + 0.0
     return None if first.success is None else int(first.success), reward
+
+
+def _count_rows(pool: list[StoredTurn], composer: Composer, update: int) -> int:
+    oldest = composer.oldest_version(update)
+    return sum(turn.version >= oldest and (turn.reason is None or not composer.gated) for turn in pool)
 
 
 def _check_complete(decision: Decision, pool: dict[Key, StoredTurn], *, method: str) -> None:
