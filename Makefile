@@ -3,6 +3,7 @@
 # make quick  the tests of core, store and training loop that need no torch and kill nobody: seconds
 # make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
 # make same BASE=COMMIT  is training still the same as at that commit, to the bit? (METHODS="vanilla divopd" UPDATES=10 JOBS=1)
+# make mutants  do the tests notice the planted bugs of tests/mutants? under half an hour on two cores (ONLY=105 for some, JOBS=2)
 # make check  format, lint, types, direction of imports
 # make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
 # make lock   the newest versions that fit into constraints.txt
@@ -56,7 +57,7 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
 	touch $@
 
-.PHONY: setup demo test quick test-slow same check format fresh lock
+.PHONY: setup demo test quick test-slow same mutants check format fresh lock
 
 setup: $(VENV)/installed
 
@@ -78,6 +79,9 @@ test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed
 same: setup
 	$(if $(BASE),,$(error BASE is empty; say which commit to compare with: make same BASE=COMMIT))
 	$(BIN)/python scripts/same.py $(BASE) $(if $(METHODS),--methods $(METHODS)) --updates $(or $(UPDATES),10) --jobs $(or $(JOBS),1)
+
+mutants: setup
+	$(BIN)/python scripts/mutants.py --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY))
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples scripts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from browser import CHROMIUM
 
@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a machine that is busy, two 
 # the same examples on every machine; no deadline, because test machines are shared
 settings.register_profile("divopd", deadline=None, max_examples=50, derandomize=True)
 settings.register_profile("quick", parent=settings.get_profile("divopd"), max_examples=8)
+# for `make mutants`: that a test fails counts, not how little it takes
+settings.register_profile("mutants", parent=settings.get_profile("divopd"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("divopd")
 
 

@@ -80,6 +80,8 @@ def made_up_audits(recording: Path) -> dict[str, Any]:
         "updates": [update, update | {"update": 10}],
         "decided": 2,
         "focus_above_base": {"drawn": 2, "expected": 2},
+        "oracle_ratio": 1.75,
+        "swapped_pairs": 1,
     }
     lag = {"lag": 1, "turns": 50, "spearman": 0.98, "top_k_overlap": 0.95}
     lag |= {"probability_correlation": 0.97, "probability_gap": 0.01}

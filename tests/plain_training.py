@@ -47,11 +47,10 @@ def valid_tokens(turn: Turn) -> int:
     return 0 if turn.prompt_truncated else len(turn.response_ids)
 
 
-def turn_weights(batch: Sequence[Turn], *, alpha: float) -> list[float]:
-    """TurnOPD's row weights (specification §6.5), for a batch of whole rollouts."""
-    turns, tokens = Counter(turn.rollout for turn in batch), Counter[str]()
-    for turn in batch:
-        tokens[turn.rollout] += valid_tokens(turn)
+def turn_weights(batch: Sequence[Turn], rollouts: Mapping[str, Sequence[Turn]], *, alpha: float) -> list[float]:
+    """TurnOPD's row weights (specification §6.5) from all rows of the rollouts, whatever of them is in the batch."""
+    turns = {name: len(rows) for name, rows in rollouts.items()}
+    tokens = {name: sum(map(valid_tokens, rows)) for name, rows in rollouts.items()}
     raw = [(1 - alpha) * valid_tokens(t) / tokens[t.rollout] + alpha / turns[t.rollout] for t in batch]
     return [weight * len(raw) / sum(raw) for weight in raw]
 

@@ -110,12 +110,14 @@ class TeacherPart(ModelPart):
     """The frozen model. `url`: an OpenAI-compatible server in its place, which knows it as `model`.
 
     `by_task`: other teachers for tasks whose name fits a pattern such as `pick_*`, each a folder or a url; the first
-    that fits counts.
+    that fits counts. `prompt`: whether teachers read the student's prompts, id by id, or the same history in their own
+    chat template and tokenizer (specification §6.2).
     """
 
     model: Name = "embedded:teacher"
     url: str | None = None
     timeout_s: PositiveFloat = 60.0
+    prompt: Literal["shared", "own"] = "shared"
     by_task: dict[str, Name] = {}
 
 

@@ -12,7 +12,11 @@ from divopd.errors import InputError
 Place = tuple[str, ...]  # the keys that lead to a value
 
 
-SWITCHES = (("environment", "settings"), ("learner", "keep_tokens"))  # where true and false are values
+SWITCHES = (
+    ("environment", "settings"),
+    ("learner", "keep_tokens"),
+    ("prompts", "template"),
+)  # where true and false are values
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from math import ceil
 from typing import ClassVar, NamedTuple, Protocol
 
 from divopd.turns import Rollout
-from divopd.validity import disagreement, why_invalid
+from divopd.validity import disagreement, valid_mask, why_invalid
 
 PROBE_EVERY = 8  # updates between full-depth probes
 PROBE_WARMUP = 3  # first updates, all at full depth
 SMOOTHING = 0.3
 COVERED_SHARE = 0.80
 ENOUGH_SUCCESSES = 8
+ENOUGH_PROBES = 2  # that have a turn of a number, for that number to count
 
 
 class Outcome(NamedTuple):
@@ -28,7 +29,7 @@ class Outcome(NamedTuple):
     number: int  # its place in the order of arrival, from 1
     version: int
     success: bool
-    disagreements: tuple[float, ...]  # of each of its turns; 0 for an invalid one
+    turns: tuple[tuple[float, int], ...]  # disagreement and valid tokens of each; both 0 for an invalid one
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Depths:
 
 def outcome_of(rollout: Rollout, *, number: int) -> Outcome:
     """What a curriculum hears of a scored rollout."""
-    values = tuple(disagreement(turn) if why_invalid(turn) is None else 0.0 for turn in rollout.turns)
-    return Outcome(number, rollout.version, bool(rollout.turns[0].success), values)
+    turns = tuple((disagreement(t), sum(valid_mask(t))) if why_invalid(t) is None else (0.0, 0) for t in rollout.turns)
+    return Outcome(number, rollout.version, bool(rollout.turns[0].success), turns)
 
 
 class Curriculum(Protocol):
@@ -128,16 +129,19 @@ class AdaptedDepth(FullDepth):
             self._probes.setdefault(outcome.version, []).append(outcome)
 
     def _adapted(self) -> int:
-        """The limit from all probes so far; the horizon as long as there are none.
+        """The limit from all probes so far; the horizon as long as they tell nothing.
 
-        Depths are indices of turns, from 0; the limit is a number of turns.
+        Depths are numbers of turns, counted from 0; the limit is how many turns there may be.
         """
         smooth: float | None = None
+        covered: int | None = None
         for version in sorted(self._probes):
-            probes = [outcome.disagreements for outcome in self._probes[version]]
-            successes = [len(o.disagreements) - 1 for o in self._probes[version] if o.success]
-            target = max(_effective_depth(probes), _covered_depth(probes, successes))
-            smooth = target if smooth is None else (1 - SMOOTHING) * smooth + SMOOTHING * target
+            probes = self._probes[version]
+            covered = _covered_depth(probes, before=covered)
+            known = [depth for depth in (_effective_depth(probes), covered) if depth is not None]
+            if known:
+                target = max(known)
+                smooth = target if smooth is None else (1 - SMOOTHING) * smooth + SMOOTHING * target
         return self.horizon if smooth is None else min(max(round(smooth) + 1, 2), self.horizon)
 
 
@@ -146,17 +150,26 @@ def is_probe(version: int) -> bool:
     return version < PROBE_WARMUP or version % PROBE_EVERY == 0
 
 
-def _effective_depth(probes: Sequence[Sequence[float]]) -> int:
-    """H_eff = round(Σ t p_t): where the disagreement lies, weighted by how many rollouts get there."""
+def _effective_depth(probes: Sequence[Outcome]) -> int | None:
+    """H_eff = round(Σ t p_t): where the disagreement per token lies, weighted by how many probes get there.
+
+    A turn number that fewer than ENOUGH_PROBES have does not count; None if none counts.
+    """
     mass: list[float] = []
-    for turn in range(max(map(len, probes))):
-        alive = [probe[turn] for probe in probes if len(probe) > turn]
-        mass.append(max(sum(alive) / len(alive), 0.0) * len(alive) / len(probes))
+    for turn in range(max(len(probe.turns) for probe in probes)):
+        there = [probe.turns[turn] for probe in probes if len(probe.turns) > turn]
+        if len(there) < ENOUGH_PROBES:  # and so have all later ones
+            break
+        tokens = sum(valid for _, valid in there)
+        per_token = sum(gap for gap, _ in there) / tokens if tokens else 0.0  # K_t
+        mass.append(max(per_token, 0.0) * len(there) / len(probes))
+    if not mass:
+        return None
     total = sum(mass) + 1e-8
     return round(sum(turn * value / total for turn, value in enumerate(mass)))
 
 
-def _covered_depth(probes: Sequence[Sequence[float]], successes: Sequence[int]) -> int:
-    """H_cov: the depth that covers 80 % of the successes; of all probes while there are few successes."""
-    depths = sorted(successes if len(successes) >= ENOUGH_SUCCESSES else [len(probe) - 1 for probe in probes])
-    return depths[ceil(COVERED_SHARE * len(depths)) - 1]
+def _covered_depth(probes: Sequence[Outcome], *, before: int | None) -> int | None:
+    """H_cov: the depth that covers 80 % of the successes; what it was before if there are too few of them."""
+    depths = sorted(len(probe.turns) - 1 for probe in probes if probe.success)
+    return depths[ceil(COVERED_SHARE * len(depths)) - 1] if len(depths) >= ENOUGH_SUCCESSES else before

@@ -14,7 +14,7 @@ import numpy as np
 from divopd.environments import Environment, Observation
 from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
-from divopd.prompts import Codec, Conversation, Prompt, PromptStyle
+from divopd.prompts import Codec, Conversation, Prompt, PromptStyle, Reader
 from divopd.recovery import ProgressWatch, Recovery, RecoveryState
 from divopd.turns import Rollout, TeacherTurn, Turn
 
@@ -32,6 +32,7 @@ class Acting:
     seed: int
     recovery: Recovery | None = None  # None: the teacher never helps
     takeover_at: int | None = None  # the teacher acts from this turn on
+    teacher_reader: Callable[[str], Reader] | None = None  # of a task; None: teachers read the student's prompts
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Start:
 class PlayedTurn:
     """One turn as it happened: who acted on which prompt, what was answered, and what was seen then.
 
-    A replayed action is the expert's: its response is what would have been answered, without log probabilities.
+    `teacher_prompt`: what the teacher reads before this response, where it has prompts of its own. A replayed action is
+    the expert's: its response is what would have been answered, without log probabilities.
     """
 
     actor: Actor | Literal["expert"]
@@ -59,6 +61,7 @@ class PlayedTurn:
     response: Response
     action: str | None
     seen: Observation
+    teacher_prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +126,7 @@ def play_each(
         heartbeat()
         going = [rollout for rollout in active if not rollout.over]  # an environment may have died at its reset
         for policy, rollouts in _by_policy(going, student, teacher_of):
-            prompts = [rollout.conversation.prompt() for rollout in rollouts]
+            prompts = [rollout.prompt() for rollout in rollouts]
             responses = policy.respond(
                 [prompt.ids for prompt in prompts],
                 temperature=acting.temperature,
@@ -151,7 +154,10 @@ class _InFlight:
         except EnvironmentFailure as failure:
             self._fail(failure)
         self.first = self.seen
-        self.conversation = Conversation(acting.style, acting.codec, self.first)
+        self.readers = {"student": Reader(acting.style, acting.codec)}
+        if acting.teacher_reader is not None:
+            self.readers["teacher"] = acting.teacher_reader(start.task)
+        self.conversations = {who: Conversation(r.style, r.codec, self.first) for who, r in self.readers.items()}
         for action in start.replayed:
             if not self.over:
                 self._replay(action)
@@ -171,9 +177,15 @@ class _InFlight:
         entropy = [self.acting.seed, self.start.number, len(self.turns)]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
+    def prompt(self) -> Prompt:
+        """What the model reads that acts next."""
+        return self.conversations.get(self.actor, self.conversations["student"]).prompt()
+
     def act(self, prompt: Prompt, response: Response) -> None:
-        style, actor = self.acting.style, self.actor
-        action = style.parse(self.acting.codec.decode(response.ids))
+        actor, teacher = self.actor, self.conversations.get("teacher")
+        reader = self.readers.get(actor, self.readers["student"])
+        style, teacher_prompt = reader.style, teacher.prompt() if teacher else None
+        action = style.parse(reader.codec.decode(response.ids))
         try:
             if self.recovery and action is not None:
                 self.progress.expect(action, self.seen)
@@ -182,19 +194,23 @@ class _InFlight:
                 self.recovery.record(actor, progress=self.progress.made(action, self.seen))
         except EnvironmentFailure as failure:
             self._fail(failure)
-        self.turns.append(PlayedTurn(actor, prompt, response, action, self.seen))
-        self.conversation.add(response.ids, action, self.seen)
+        self._add(PlayedTurn(actor, prompt, response, action, self.seen, teacher_prompt))
 
     def _replay(self, action: str) -> None:
         """A turn of the expert: it stands in the history as if the action had been answered, and nobody is asked."""
         ids = self.acting.codec.response_ids(self.acting.style.render(action))
-        prompt = self.conversation.prompt()
+        prompt = self.conversations["student"].prompt()
         try:
             self.seen = self.environment.step(action)
         except EnvironmentFailure as failure:
             self._fail(failure)
-        self.turns.append(PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, self.seen))
-        self.conversation.add(ids, action, self.seen)
+        self._add(PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, self.seen))
+
+    def _add(self, turn: PlayedTurn) -> None:
+        """A turn is over: it stands in the history of everybody who reads."""
+        self.turns.append(turn)
+        for conversation in self.conversations.values():
+            conversation.add(turn.response.ids, turn.action, turn.seen)
 
     def _fail(self, failure: EnvironmentFailure) -> None:
         """An environment that died costs its rollout, which has failed."""
@@ -222,9 +238,11 @@ def _by_policy(
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
     """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
 
-    Turns in which the teacher acted, or an action was replayed, are no rows. A turn whose prompt was cut has no token
-    that counts.
+    Turns in which the teacher acted, or an action was replayed, are no rows; the teacher's are kept beside them. A turn
+    whose prompt was cut, for the student or for a teacher with prompts of its own, has no token that counts.
     """
+    by_student = [turn for turn in played.turns if turn.actor == "student"]
+    prompts = tuple(turn.teacher_prompt.ids for turn in by_student if turn.teacher_prompt is not None)
     rows = tuple(
         Turn(
             rollout=name,
@@ -233,10 +251,10 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
             version=version,
             available_at=version,  # the store says when it really arrives
             prompt_ids=list(turn.prompt.ids),
-            prompt_truncated=turn.prompt.truncated,
+            prompt_truncated=_is_cut(turn),
             response_ids=list(turn.response.ids),
             student_logprobs=turn.response.logprobs.tolist(),
-            action_mask=[0 if turn.prompt.truncated else 1] * len(turn.response.ids),
+            action_mask=[0 if _is_cut(turn) else 1] * len(turn.response.ids),
             reward=played.reward,
             success=played.success,
             rollout_turns=len(played.turns),
@@ -249,4 +267,8 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
         for index, turn in enumerate(played.turns)
         if turn.actor == "teacher"
     )
-    return Rollout(name, rows, taught) if rows else None
+    return Rollout(name, rows, taught, prompts or None) if rows else None
+
+
+def _is_cut(turn: PlayedTurn) -> bool:
+    return turn.prompt.truncated or (turn.teacher_prompt is not None and turn.teacher_prompt.truncated)

@@ -31,6 +31,7 @@ class Method:
 
     composer: type[Composer]
     weights: RowWeights = equal_rows
+    weighs_by_rollout: bool = False  # its weights want to know `rollout_turns` and `rollout_valid_tokens`
     curriculum: type[Curriculum] = FullDepth
     recovers: bool = False  # the teacher acts for a stuck student
     explorers: str = ""  # what it asks of the explorers, in words
@@ -52,7 +53,9 @@ METHODS: dict[str, Method] = {
     "top-b": Method(TopB),
     "tcod-f2b": Method(Vanilla, curriculum=GrowingDepth, explorers="a depth curriculum"),
     "tcod-b2f": Method(Vanilla, curriculum=RetreatingStart, explorers="expert actions replayed first, ever fewer"),
-    "turnopd": Method(Vanilla, weights=turn_aware, curriculum=AdaptedDepth, explorers="adaptive depth"),
+    "turnopd": Method(
+        Vanilla, weights=turn_aware, weighs_by_rollout=True, curriculum=AdaptedDepth, explorers="adaptive depth"
+    ),
     "divopd-adaptive": Method(DivOPDAdaptive),
 }
 BASELINE = "vanilla"  # what costs and targets refer to

@@ -69,6 +69,16 @@ class UpdateFigures:
     gradient_norm: float  # before clipping
     logprob_gap: LogprobGap | None  # None if there is no valid token
     seconds: dict[str, float]  # by stage: pack, forward, backward, step
+    masked_tokens: int = 0  # response tokens that the teacher does not know (teacher_mask is 0)
+
+    def warning(self, *, update: int) -> str | None:
+        """What to tell of tokens that the student should not have been able to sample."""
+        if not self.masked_tokens:
+            return None
+        return (
+            f"update {update}: {self.masked_tokens} response tokens are masked, because the teacher does not know "
+            "them; expected none: use an engine for the student that can forbid ids"
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,8 @@ class UpdateRecord:
     def warning(self) -> str | None:
         """What a user should hear about this update."""
         gap = self.learner.logprob_gap if self.learner else None
-        return gap.warning(update=self.update) if gap else None
+        said = [part.warning(update=self.update) for part in (gap, self.learner) if part is not None]
+        return "; ".join(sentence for sentence in said if sentence) or None
 
 
 @dataclass(frozen=True)

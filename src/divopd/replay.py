@@ -13,6 +13,7 @@ from typing import NamedTuple
 from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Candidate, Composer, Decision, candidate_of
 from divopd.errors import InputError
+from divopd.methods import find_method
 from divopd.metrics import Utilization, utilization
 from divopd.store import Store, is_store
 from divopd.turns import Turn, group_into_rollouts, read_turns
@@ -57,6 +58,19 @@ def recording_of(turns: Iterable[Turn], *, updates: int = 0) -> Recording:
     """A recording from turns in arrival order; without a number of updates, those in which something could arrive."""
     recorded = [Recorded(candidate_of(turn, first_seen=UNSEEN), turn.available_at, turn.success) for turn in turns]
     return Recording(recorded, updates or max((entry.available_at for entry in recorded), default=-1) + 1)
+
+
+def weighed_by_batch(recording: Recording, methods: Iterable[str]) -> str | None:
+    """What to tell of methods whose row weights want to know whole rollouts, where turns do not tell; else None."""
+    weighing = [name for name in methods if find_method(name).weighs_by_rollout]
+    known = [(entry.candidate.rollout_turns, entry.candidate.rollout_valid_tokens) for entry in recording.turns]
+    silent = sum(None in of_rollout for of_rollout in known)
+    if not weighing or not silent:
+        return None
+    return (
+        f"{silent} of {len(known)} turns lack rollout_turns or rollout_valid_tokens: {' and '.join(weighing)} weighs "
+        "them by the rows of their rollout in the batch"
+    )
 
 
 def replay(recording: Recording, composer: Composer, *, updates: int | None = None) -> Iterator[Decision]:

@@ -13,7 +13,8 @@ from heapq import heapify, heapreplace
 from math import exp
 from random import Random
 
-from divopd.turns import Turn
+from divopd.turns import Rollout, Turn
+from divopd.validity import with_valid_tokens
 
 VOCABULARY = 1_000
 
@@ -129,6 +130,7 @@ def _rollout(model: QueueModel, random: Random, *, number: int, version: int) ->
         turns.append(turn)
         context += response + _tokens(random, random.randint(4, 10))
     acting = sum(random.uniform(0.6, 1.4) for _ in range(length)) * model.turn_seconds
+    turns = list(with_valid_tokens(Rollout(turns[0].rollout, tuple(turns))).turns)
     return turns, acting + random.uniform(0.8, 1.2) * model.rollout_seconds
 
 

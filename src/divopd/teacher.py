@@ -1,9 +1,10 @@
 """The frozen teacher: it scores the student's tokens, a rollout in one pass (specification §6.2); the preflight."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import compress, groupby
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from divopd.errors import AlignmentError, TeacherAwayError
 from divopd.models.engine import Engine
 from divopd.models.policy import Policy, Response
+from divopd.prompts.vocabulary import Spelling, foreign_ids, named, spelled_out
 from divopd.turns import Rollout, Turn
+from divopd.validity import valid_mask, why_invalid, with_valid_tokens
 
 TOLERANCE = 1e-3  # nats; rounding between two ways of reading the same tokens
 ROUGH_TOLERANCE = 0.25  # in half precision, or where other kernels score than generate
@@ -22,14 +25,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Teachers:
-    """Who teaches which task: the first pattern that fits its name counts, then the default."""
+    """Who teaches which task: the first pattern that fits its name counts, then the default.
+
+    `foreign`: the student's ids that a teacher's tokenizer does not have, and how it reads their text.
+    """
 
     default: Engine
     by_task: Mapping[str, Engine] = field(default_factory=dict)
+    foreign: Spelling = field(default_factory=dict)
 
     def of(self, task: str) -> Engine:
         """The teacher of a task."""
-        return next((other for pattern, other in self.by_task.items() if fnmatchcase(task, pattern)), self.default)
+        return first_fitting(task, self.by_task, default=self.default)
 
     def shares(self, rollouts: Sequence[Rollout]) -> list[tuple[Engine, list[Rollout]]]:
         """The rollouts of each teacher, in order."""
@@ -41,7 +48,8 @@ class Teachers:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Every rollout scored by its teacher, in order."""
-        scored = {r.id: r for teacher, share in self.shares(rollouts) for r in score_rollouts(teacher, share)}
+        shares = self.shares(rollouts)
+        scored = {r.id: r for teacher, share in shares for r in score_rollouts(teacher, share, foreign=self.foreign)}
         return [scored[rollout.id] for rollout in rollouts]
 
     def retrying(
@@ -53,7 +61,12 @@ class Teachers:
     ) -> "Teachers":
         """The same teachers, asked again while they are away; see Absence and Retrying."""
         others = {p: Retrying(other, Absence(begins), waits, sleep) for p, other in self.by_task.items()}
-        return Teachers(Retrying(self.default, Absence(begins), waits, sleep), others)
+        return Teachers(Retrying(self.default, Absence(begins), waits, sleep), others, self.foreign)
+
+
+def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
+    """What the first pattern names that fits the task."""
+    return next((other for pattern, other in by_task.items() if fnmatchcase(task, pattern)), default)
 
 
 class Absence:
@@ -118,28 +131,59 @@ class Retrying:
             self._sleep(RETRY_S)
 
 
-def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """The same rollouts with the teacher's log probabilities of every student token.
+def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout], *, foreign: Spelling | None = None) -> list[Rollout]:
+    """The same rollouts with the teacher's log probabilities of every student token, and the number that is valid.
 
-    A turn whose prompt was cut, or without a token, is not scored: it is a dead row.
+    A turn whose prompt was cut, or without a token, is not scored: it is a dead row. Nor is one whose shared prompt
+    holds a `foreign` id. The teacher reads the text of a foreign id in a response, and says nothing of the id itself.
     """
-    scored = [turn for rollout in rollouts for turn in rollout.turns if not turn.prompt_truncated and turn.response_ids]
-    sequences = [[*turn.prompt_ids, *turn.response_ids] for turn in scored]
-    spans = [[(len(turn.prompt_ids), turn.tokens)] for turn in scored]
-    values = dict(zip((turn.key for turn in scored), teacher.score(sequences, spans), strict=True))
-    return [replace(rollout, turns=tuple(_with_scores(turn, values) for turn in rollout.turns)) for rollout in rollouts]
+    readings = [reading for rollout in rollouts for reading in _readings(rollout, foreign or {})]
+    answers = teacher.score([reading.ids for reading in readings], [reading.spans for reading in readings])
+    scored = {r.turn.key: _scored(r, answer) for r, answer in zip(readings, answers, strict=True)}
+    turns = [tuple(scored.get(turn.key, turn) for turn in rollout.turns) for rollout in rollouts]
+    return [
+        with_valid_tokens(replace(rollout, turns=those, teacher_prompts=None))
+        for rollout, those in zip(rollouts, turns, strict=True)
+    ]
 
 
-def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) -> Turn:
-    if turn.key not in values:
-        return turn
-    [scores] = values[turn.key]
-    if len(scores) != len(turn.response_ids):
+@dataclass(frozen=True)
+class _Reading:
+    """What the teacher reads of a turn. `known` says of each response token whether its tokenizer has it."""
+
+    turn: Turn
+    ids: list[int]
+    known: list[bool]
+    spans: list[tuple[int, int]]  # of the known tokens, in order
+
+
+def _readings(rollout: Rollout, foreign: Spelling) -> Iterator[_Reading]:
+    own = rollout.teacher_prompts
+    for turn, prompt in zip(rollout.turns, own or [turn.prompt_ids for turn in rollout.turns], strict=True):
+        if turn.prompt_truncated or not turn.response_ids or not foreign.keys().isdisjoint(prompt):
+            continue
+        ids, spans = list(prompt), list[tuple[int, int]]()
+        known = [id_ not in foreign for id_ in turn.response_ids]
+        for is_known, tokens in groupby(turn.response_ids, key=lambda id_: id_ not in foreign):
+            start = len(ids)
+            ids += spelled_out(tokens, foreign)
+            if is_known:
+                spans.append((start, len(ids)))
+        yield _Reading(turn, ids, known, spans)
+
+
+def _scored(reading: _Reading, answer: Sequence[np.ndarray]) -> Turn:
+    turn, scores = reading.turn, [score for part in answer for score in part.tolist()]
+    if len(scores) != sum(reading.known):
         raise AlignmentError(
             f"rollout {turn.rollout} turn {turn.turn}: the teacher returned {len(scores)} log probs for "
-            f"{len(turn.response_ids)} response tokens; check that both models use the same tokenizer"
+            f"{sum(reading.known)} response tokens; check that both models use the same tokenizer"
         )
-    return replace(turn, teacher_logprobs=scores.tolist())
+    if all(reading.known):
+        return replace(turn, teacher_logprobs=scores)
+    left = iter(scores)
+    values = [next(left) if known else float("nan") for known in reading.known]
+    return replace(turn, teacher_logprobs=values, teacher_mask=[int(known) for known in reading.known])
 
 
 # ── preflight ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +192,8 @@ def _with_scores(turn: Turn, values: dict[tuple[str, int], list[np.ndarray]]) ->
 def check_vocabularies(student: Any, teacher: Any, *, role: str = "teacher") -> None:
     """Both tokenizers must give every token the same id; the message says what differs.
 
-    Tokens that were added to one of them only (a marker for thoughts, say) are no obstacle as long as no id is taken.
+    Tokens that were added to one of them only (a marker for thoughts, say) are no obstacle here as long as no id is
+    taken: those of the student are not sampled, and no shared prompt may hold them (`check_shared_prompt`).
     """
     ours, theirs = student.get_vocab(), teacher.get_vocab()
     added = student.get_added_vocab().keys() | teacher.get_added_vocab().keys()
@@ -168,6 +213,31 @@ def check_vocabularies(student: Any, teacher: Any, *, role: str = "teacher") -> 
                 f"{name} is {getattr(student, name)} for the student and {getattr(teacher, name)} for the {role}; "
                 "use a teacher with the student's special tokens"
             )
+
+
+def check_shared_prompt(prompt: Sequence[int], student: Any, teacher: Any, *, role: str = "teacher") -> None:
+    """No id that the student's tokenizer writes into a prompt may be unknown to the teacher's; says the share."""
+    foreign = foreign_ids(student, teacher)
+    held = [id_ for id_ in prompt if id_ in foreign]
+    if held:
+        raise AlignmentError(
+            f"the {role}'s tokenizer does not have {len(held)} of the {len(prompt)} token ids "
+            f"({len(held) / len(prompt):.1%}) of a shared prompt: {named(held, student)}; set teacher.prompt to own, "
+            "so that the teacher reads the history in its own chat template and tokenizer"
+        )
+
+
+def check_masked(turns: Sequence[Turn], foreign: Spelling, *, role: str = "teacher") -> None:
+    """No valid token of scored turns may be one that the teacher's tokenizer does not have; says the share."""
+    valid = [
+        id_ for turn in turns if why_invalid(turn) is None for id_ in compress(turn.response_ids, valid_mask(turn))
+    ]
+    held = [id_ for id_ in valid if id_ in foreign]
+    if held:
+        raise AlignmentError(
+            f"{len(held)} of {len(valid)} tokens ({len(held) / len(valid):.1%}) that the {role} scored are ids which "
+            f"its tokenizer does not have, such as {held[0]}; expected them to be masked: report this as a bug"
+        )
 
 
 def check_alignment(

@@ -23,8 +23,9 @@ class Turn:
     """One student response inside a rollout: a row of training data (specification §2).
 
     The four lists that follow `response_ids` have one entry per response token; `teacher_mask` None means that
-    every token has a usable teacher score. `reward`, `success` and `rollout_turns` tell how the whole rollout
-    ended. They are for audits; no composer reads them.
+    every token has a usable teacher score. The last four fields are of the whole rollout: how it ended, its turns, and
+    the valid tokens of its rows, known once they are scored. No selection looks at them; audits do, and row weights may
+    look at the last two.
     """
 
     rollout: str
@@ -42,6 +43,7 @@ class Turn:
     reward: float | None = None
     success: bool | None = None
     rollout_turns: int | None = None
+    rollout_valid_tokens: int | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -50,7 +52,7 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """Prompt and response tokens, as the paper counts them."""
+        """Prompt and response tokens: the whole row (ours; the paper says "tokens" and no more)."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
@@ -86,16 +88,21 @@ class TeacherTurn:
 class Rollout:
     """The student turns of one rollout, which enter the queue together and in turn order.
 
-    Turns of the teacher go with them into the store, and never into the queue.
+    Turns of the teacher go with them into the store, and never into the queue. `teacher_prompts`: what the teacher
+    reads before each response, where that is not the student's prompt. They are dropped once it has scored.
     """
 
     id: str
     turns: tuple[Turn, ...]
     teacher_turns: tuple[TeacherTurn, ...] = ()
+    teacher_prompts: tuple[Sequence[int], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.turns:
             raise TurnFormatError(f"rollout {self.id!r} has no turn; a rollout is put with at least one")
+        if self.teacher_prompts is not None and len(self.teacher_prompts) != len(self.turns):
+            got = f"{len(self.teacher_prompts)} prompts of the teacher for {len(self.turns)} turns"
+            raise TurnFormatError(f"rollout {self.id!r} has {got}; expected one for each turn")
         first = self.turns[0]
         previous = -1
         for turn in self.turns:
@@ -328,6 +335,7 @@ _READERS: dict[str, _Reader] = {
     "reward": (_number, "a number, or null"),
     "success": (_flag, "true, false or null"),
     "rollout_turns": (_count, "an integer, 0 or more, or null"),
+    "rollout_valid_tokens": (_count, "an integer, 0 or more, or null"),
 }
 _WHOLE_NUMBERS: _Reader = (lambda value: _list(value, {int}), "a list of integers")
 _STATE_READERS = _READERS | {

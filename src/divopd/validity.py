@@ -1,12 +1,13 @@
 """The gate: when a turn has usable supervision, why not if it has none, and how much the two models disagree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from math import fsum, isfinite
 from operator import sub
 from typing import Literal
 
-from divopd.turns import Turn
+from divopd.turns import Rollout, Turn
 
 Reason = Literal[
     "prompt_truncated",
@@ -58,6 +59,17 @@ def valid_mask(turn: Turn) -> Sequence[int]:
     if turn.teacher_mask is None:
         return action
     return [int(a and t) for a, t in zip(action, turn.teacher_mask, strict=True)]
+
+
+def valid_tokens(turn: Turn) -> int:
+    """How many tokens of a turn count in the loss: |V|, and 0 for an invalid turn."""
+    return sum(valid_mask(turn)) if why_invalid(turn) is None else 0
+
+
+def with_valid_tokens(rollout: Rollout) -> Rollout:
+    """A scored rollout whose turns all say how many valid tokens it has."""
+    total = sum(map(valid_tokens, rollout.turns))
+    return replace(rollout, turns=tuple(replace(turn, rollout_valid_tokens=total) for turn in rollout.turns))
 
 
 def disagreement(turn: Turn) -> float:

@@ -4,12 +4,15 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from divopd.models.model_files import load_tokenizer
+from divopd.models.transformers_policy import TransformersPolicy
 from divopd.turns import Turn
 from key_runs import Lab, Run, changing, checks
 from recording_teacher import RecordingTeacher
@@ -92,6 +95,13 @@ def test_adapters_have_the_rank(before: Run, after: Run) -> None:
         assert {value.shape[1] for name, value in run.tensors(0).items() if "lora_B" in name} == {rank}
 
 
+@changing("seed", "1", LORA)
+def test_another_seed_starts_other_adapters(before: Run, after: Run) -> None:
+    """Of the two matrices of an adapter the first one starts at random; the rest of the student is the same."""
+    old, new = before.tensors(0), after.tensors(0)
+    assert {name for name in old if not torch.equal(old[name], new[name])} == {name for name in old if "lora_A" in name}
+
+
 @changing("student.lora.alpha", "8", LORA)
 def test_alpha_scales_what_adapters_add(before: Run, after: Run) -> None:
     """An adapter adds alpha/rank times its product, so the first gradient grows with it."""
@@ -159,6 +169,24 @@ def test_tasks_have_the_teachers_that_their_names_say(before: Run, after: Run) -
     assert {task[-1] in "135" for task in gaps} == {True, False}
     assert all((gap < 1e-5) == (task[-1] in "135") for task, gap in gaps.items())
     assert all(_gap(turns[0]) > 1e-3 for turns in before.begun)
+
+
+@checks("teacher.prompt")
+def test_the_teacher_reads_the_students_prompts_or_its_own(lab: Lab, models: Path, tmp_path: Path) -> None:
+    """With another template, the first scores of the same student differ, and each is the one after its prompt."""
+    tokenizer = load_tokenizer(models / "teacher")
+    for file in (models / "teacher").iterdir():
+        copy(file, tmp_path)
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ '<|see|>' +", "{{ '<|see|><|see|>' +")
+    tokenizer.save_pretrained(tmp_path)
+    teacher = TransformersPolicy.load(tmp_path)
+    for prompt, more in (("shared", []), ("own", [tokenizer.convert_tokens_to_ids("<|see|>")])):
+        run = lab.run(f"teacher.model={tmp_path}", f"teacher.prompt={prompt}")
+        assert run.code == 0, run.said
+        for turns in run.begun:
+            read = [*more, *turns[0].prompt_ids, *turns[0].response_ids]
+            [[expected]] = teacher.score([read], [[(len(read) - len(turns[0].response_ids), len(read))]])
+            assert _apart(turns[0].teacher_logprobs, expected.tolist()) < 1e-4
 
 
 def _gap(turn: Turn) -> float:

@@ -1,11 +1,14 @@
 """Keys that decide how rollouts are played: environment, prompts, explorer, recovery, curriculum, evaluation, seed."""
 
+from pathlib import Path
+from shutil import copy
 from typing import Any
 
+from divopd.models.model_files import load_tokenizer
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
 from divopd.turns import Turn
-from key_runs import Lab, Run, changing
+from key_runs import Lab, Run, changing, checks
 from recording_rooms import Room
 
 # ── environment ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,6 +96,24 @@ def test_an_answer_without_its_tags_is_no_action(before: Run, after: Run) -> Non
     assert any(play.actions for play in before.plays)
     assert not any(play.actions for play in after.plays)
     assert "There was no action in the answer." in after.prompt(after.begun[0][1])
+
+
+@checks("prompts.template")
+def test_arguments_reach_the_chat_template(lab: Lab, models: Path, tmp_path: Path) -> None:
+    """The student's template writes a mark where it is told to; an argument that it does not have is refused."""
+    for file in (models / "student").iterdir():
+        copy(file, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.chat_template += "{%- if marked -%}{{ '<|pad|>' }}{%- endif -%}"
+    tokenizer.save_pretrained(tmp_path)
+    student = f"student.model={tmp_path}"
+    plain, marked = lab.run(student), lab.run(student, "prompts.template={marked: true}")
+    assert not any(plain.prompt(turn).endswith("<|act|><|pad|>") for turn in plain.rows)
+    assert all(marked.prompt(turn).endswith("<|act|><|pad|>") for turn in marked.rows)
+    assert marked.config["prompts"]["template"] == {"marked": True}
+    refused = lab.run(student, "prompts.template={remarked: true}")
+    assert refused.code != 0
+    assert "prompts.template has remarked, which the student's chat template does not use" in refused.said
 
 
 @changing("prompts.max_observation_chars", "5")

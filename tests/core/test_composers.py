@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,18 @@ def test_uniform_draws_are_uniform_and_seeded() -> None:
     assert max(counts.values()) < 80  # 40 expected, standard deviation 6
 
 
+def test_uniform_draws_differ_by_update_and_by_rollout() -> None:
+    """One seed does not favour the same places of every rollout, nor those of one rollout at every update."""
+
+    def first(rollout: str, update: int) -> int:
+        pool = [turn(rollout, i, version=update) for i in range(10)]
+        composer = make_composer("divopd-base", batch_size=1, pool_multiplier=10)
+        return composer.compose(pool, update=update).turns[0].turn
+
+    assert len({first("a", update) for update in range(20)}) > 1
+    assert len({first(f"r{number}", 0) for number in range(20)}) > 1
+
+
 # ── the other methods ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -292,12 +305,50 @@ def test_focus_sweeps_over_the_tasks_after_the_first_pass() -> None:
 
 
 def test_turnopd_moves_from_tokens_to_turns() -> None:
-    """At the start a row weighs by its share of tokens, from half of training on all rows weigh the same."""
+    """Rows weigh (1-α)·|V|/rollout_valid_tokens + α/rollout_turns, scaled to mean 1; α is 1 from half of training on.
+
+    A rollout counts by the rows of it that are present: of b two of four turns, and 8 of 16 valid tokens.
+    """
+    a = [turn("a", n, size=size, rollout_turns=2, rollout_valid_tokens=4) for n, size in ((0, 1), (1, 3))]
+    b = [turn("b", n, size=size, rollout_turns=4, rollout_valid_tokens=16) for n, size in ((1, 2), (2, 6))]
+    composers = [make_composer("turnopd", total_updates=10, max_staleness=9) for _ in range(3)]
+    start, middle, late = (one.compose([*a, *b], update=n).weights for one, n in zip(composers, (0, 2, 5), strict=True))
+    tokens, turns = [1 / 4, 3 / 4, 2 / 16, 6 / 16], [1 / 2, 1 / 2, 1 / 4, 1 / 4]
+    assert start == pytest.approx([4 * part / 1.5 for part in tokens])
+    assert late == pytest.approx([4 * part / 1.5 for part in turns])
+    assert middle == pytest.approx([4 * (0.6 * x + 0.4 * y) / 1.5 for x, y in zip(tokens, turns, strict=True)])
+
+
+def test_turnopd_weighs_by_the_batch_what_does_not_tell_of_its_rollout() -> None:
+    """Rows of the rollout in the batch, and their valid tokens, stand in; a batch of dead rows has equal weights."""
     turns = [turn("a", 0, size=1), turn("a", 1, size=3), turn("b", 0, size=7)]
     start = make_composer("turnopd", total_updates=10).compose(turns, update=0)
-    assert start.weights == pytest.approx([0.5, 1.5, 1.0])
+    assert start.weights == pytest.approx([3 / 8, 9 / 8, 3 / 2])
     late = make_composer("turnopd", total_updates=10, max_staleness=9).compose(turns, update=5)
-    assert late.weights == pytest.approx([1.0, 1.0, 1.0])
+    assert late.weights == pytest.approx([3 / 4, 3 / 4, 3 / 2])
+    told = [turn("a", 0, size=1, rollout_turns=0, rollout_valid_tokens=0), *turns[1:]]  # it says what cannot be
+    assert make_composer("turnopd", total_updates=10).compose(told, update=0).weights == start.weights
+    dead = [replace(one, prompt_truncated=True) for one in turns]
+    with pytest.warns(NothingToTrainWarning):
+        assert make_composer("turnopd", total_updates=10).compose(dead, update=0).weights == [1.0] * 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(pool=candidates(), batch=st.integers(1, 20), told=st.data())
+def test_no_selection_looks_at_the_whole_rollout(
+    method: str, pool: list[Candidate], batch: int, told: st.DataObject
+) -> None:
+    """`rollout_turns` and `rollout_valid_tokens` may say anything: the same turns are selected, in the same passes.
+
+    Only a method that says so weighs rows by them.
+    """
+    number = st.none() | st.integers(0, 40)
+    telling = [c._replace(rollout_turns=told.draw(number), rollout_valid_tokens=told.draw(number)) for c in pool]
+    silent, spoken = (make_composer(method, batch_size=batch).decide(p, update=UPDATE) for p in (pool, telling))
+    for name in ("selected", "stale", "invalid", "aged_out", "pending"):
+        assert [c.key for c in getattr(spoken, name)] == [c.key for c in getattr(silent, name)]
+    assert spoken.passes == silent.passes
+    assert METHODS[method].weighs_by_rollout or spoken.weights == silent.weights
 
 
 # ── adaptive ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -186,3 +186,16 @@ def test_what_a_replay_cannot_show_is_said(tmp_path: Path, capsys: pytest.Captur
     said = " ".join(table_of([turn("a", 0)], tmp_path, capsys, "vanilla", "turnopd", "divopd-r").split())
     assert "what turnopd and divopd-r do in the explorer" in said
     assert "explorer" not in table_of([turn("a", 0)], tmp_path, capsys, "vanilla", "divopd")
+
+
+def test_a_recording_that_does_not_tell_of_whole_rollouts_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where row weights want to know them: once under the table, and once beside the JSON."""
+    silent, telling = [turn("a", 0), turn("a", 1)], [turn("b", 0, rollout_turns=1, rollout_valid_tokens=3)]
+    out = " ".join(table_of([*silent, *telling], tmp_path, capsys, "vanilla", "turnopd").split())
+    assert out.count("2 of 3 turns lack rollout_turns or rollout_valid_tokens: turnopd weighs them by the rows") == 1
+    assert main(["replay", str(tmp_path / "turns.jsonl"), "--method", "turnopd", "--json"]) == 0
+    assert capsys.readouterr().err.count("2 of 3 turns lack") == 1
+    assert "lack" not in table_of([*silent, *telling], tmp_path, capsys, "vanilla")
+    assert "lack" not in table_of(telling, tmp_path, capsys, "turnopd")

@@ -34,7 +34,7 @@ def test_a_recording_survives_a_file(tmp_path: Path) -> None:
         turn("a", 0),
         turn("a", 1, student_logprobs=None, prompt_ids=[]),
         turn("b", 0, teacher_logprobs=[-math.inf, -1.0]),
-        turn("c/1.x-_", 7, teacher_mask=[1, 0, 1], success=True, reward=0.5, rollout_turns=9),
+        turn("c/1.x-_", 7, teacher_mask=[1, 0, 1], success=True, reward=0.5, rollout_turns=9, rollout_valid_tokens=30),
     ]
     assert write_turns(tmp_path / "turns.jsonl", turns) == 4
     assert read_turns(tmp_path / "turns.jsonl") == turns
@@ -117,7 +117,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_rollout_is_whole_and_in_order() -> None:
     """Turns of a rollout share its id, version and task, and come in turn order."""
     assert [r.id for r in group_into_rollouts([turn("b", 1), turn("a", 0), turn("b", 0)])] == ["b", "a"]
-    for turns in [(), (turn("b", 0),), (turn("a", 1), turn("a", 0)), (turn("a", 0), turn("a", 1, version=1))]:
+    out_of_order, twice = (turn("a", 1), turn("a", 0)), (turn("a", 0), turn("a", 0))
+    for turns in [(), (turn("b", 0),), out_of_order, twice, (turn("a", 0), turn("a", 1, version=1))]:
         with pytest.raises(TurnFormatError):
             Rollout("a", turns)
 

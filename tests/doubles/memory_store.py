@@ -71,7 +71,7 @@ class MemoryStore:
 
     def outcomes(self, *, after: int) -> list[Outcome]:
         return [
-            Outcome(number, rollout.version, bool(rollout.turns[0].success), tuple(map(_disagreement, rollout.turns)))
+            Outcome(number, rollout.version, bool(rollout.turns[0].success), tuple(map(_measured, rollout.turns)))
             for number, rollout in enumerate(self.rollout.values(), 1)
             if number > after
         ]
@@ -225,5 +225,6 @@ def _count(kinds: Iterable[str], wanted: str) -> int:
     return sum(kind == wanted for kind in kinds)
 
 
-def _disagreement(turn: Turn) -> float:
-    return candidate_of(turn, first_seen=0).disagreement
+def _measured(turn: Turn) -> tuple[float, int]:
+    candidate = candidate_of(turn, first_seen=0)
+    return candidate.disagreement, candidate.valid_tokens

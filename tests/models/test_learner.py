@@ -222,10 +222,28 @@ def test_bfloat16_products_with_float32_weights() -> None:
         TorchLearner(TransformersPolicy(tiny_model(torch.bfloat16)))
 
 
+def test_adapters_start_from_the_seed() -> None:
+    """Whatever torch's own generator has drawn, and without a draw from it; another seed gives another start."""
+    pytest.importorskip("peft", reason="for want of the extra lora")
+
+    def adapters(seed: int) -> torch.Tensor:
+        base = tiny_model(torch.float32)
+        torch.rand(1)
+        before = torch.get_rng_state()
+        model = _with_lora(base, Lora(rank=2, alpha=4), seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        found = [value.flatten() for name, value in model.named_parameters() if "lora_A" in name]
+        return torch.cat(found)
+
+    first, again, other = adapters(3), adapters(3), adapters(4)
+    assert torch.equal(first, again)
+    assert not torch.isclose(first, other).any()
+
+
 def test_lora_trains_the_adapters_only(tmp_path: Path) -> None:
     """The base model's weights stay, the adapters move, and a saved model has them merged while training can go on."""
     pytest.importorskip("peft", reason="for want of the extra lora")
-    model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4))
+    model = _with_lora(tiny_model(torch.float32), Lora(rank=2, alpha=4), seed=0)
     policy = TransformersPolicy(model)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     turns = pool()

@@ -1,5 +1,7 @@
 """Curricula: where training rollouts begin, how deep they go, and what the expert does in a task."""
 
+from collections.abc import Sequence
+
 from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, RetreatingStart, is_probe
 from divopd.environments import Observation, expert_actions
 
@@ -58,26 +60,68 @@ def test_growing_depth() -> None:
     assert [ten_at_once.depth(number, version=0) for number in (0, 9, 10, 29, 30)] == [1, 1, 2, 2, 3]
 
 
-def adapted_depth(outcomes: list[Outcome], *, horizon: int, version: int = 3) -> int:
+def probes(
+    count: int, gaps: Sequence[float], *, version: int = 0, success: bool = False, tokens: int = 1
+) -> list[Outcome]:
+    """So many rollouts of one version whose turns have these disagreements, each over so many valid tokens."""
+    return [Outcome(1, version, success, tuple((gap, tokens) for gap in gaps))] * count
+
+
+def adapted_depth(outcomes: list[Outcome], *, horizon: int = 30, version: int = 3) -> int:
     """The depth that TurnOPD allows after these outcomes."""
-    curriculum = AdaptedDepth(Depths(horizon=horizon, rollouts_per_step=1, growth=6))
+    curriculum = AdaptedDepth(Depths(horizon=horizon))
     for outcome in outcomes:
         curriculum.observe(outcome)
     return curriculum.depth(0, version=version)
 
 
-def test_adapted_depth() -> None:
-    """TurnOPD: full depth without probes; then where the disagreement is, or where 80 % of the depths end."""
-    assert [v for v in range(20) if is_probe(v)] == [0, 1, 2, 8, 16]
-    assert adapted_depth([], horizon=30) == 30
-    early = [Outcome(1, version=0, success=True, disagreements=(9.0,) + (0.0,) * 3)] * 10
-    assert adapted_depth(early, horizon=30) == 3 + 1  # all successes end at depth 3
-    assert adapted_depth(early, horizon=30, version=8) == 30  # a probe
-    late = [Outcome(1, version=0, success=False, disagreements=(0.0,) * 19 + (5.0,))] * 10
-    assert adapted_depth(late, horizon=30) == 20
-    # H̄ = 0.7 · 19 + 0.3 · 3 = 14.2
-    mixed = [*late, *(outcome._replace(version=8) for outcome in early)]
-    assert adapted_depth(mixed, horizon=30) == 15
-    assert adapted_depth(late, horizon=10) == 10
-    no_probes = [outcome._replace(version=5) for outcome in early]
-    assert adapted_depth([*late, *no_probes], horizon=30) == 20
+def test_rollouts_of_some_versions_are_probes() -> None:
+    """They go to the horizon, and only what they show counts; without them all rollouts do."""
+    assert [version for version in range(20) if is_probe(version)] == [0, 1, 2, 8, 16]
+    assert adapted_depth([]) == 30
+    early = probes(10, [9.0, 0.0, 0.0, 0.0])
+    assert adapted_depth(early) == 2
+    assert adapted_depth(early, version=8) == 30
+    assert adapted_depth(probes(10, [9.0, 0.0], version=5)) == 30
+
+
+def test_the_depth_follows_where_the_disagreement_per_token_lies() -> None:
+    """H_eff = round(Σ t p_t); K_t is per token: a long turn of little disagreement per token weighs little."""
+    assert adapted_depth(probes(10, [0.0] * 19 + [5.0])) == 20
+    assert adapted_depth(probes(10, [1.0, 1.0, 1.0, 1.0, 1.0])) == 3
+    assert adapted_depth(probes(10, [0.0] * 19 + [5.0]), horizon=10) == 10
+    assert adapted_depth(probes(10, [-1.0] * 9)) == 2  # K_t below 0 has no mass
+    # turn 0: 8 nats over 1 token, turn 4: 8 nats over 8 tokens; by turn it would be round(4 / 2) + 1 = 3
+    uneven = [Outcome(1, 0, False, ((8.0, 1), (0.0, 1), (0.0, 1), (0.0, 1), (8.0, 8)))] * 2
+    assert adapted_depth(uneven) == 2
+    # a quotient of sums, not a mean of quotients: (0 + 9) / (1 + 9) at turn 4 and 1 at turn 0, so 4 · 0.9 / 1.9 = 1.9
+    start = ((1.0, 1), (0.0, 1), (0.0, 1), (0.0, 1))
+    mixed = [Outcome(1, 0, False, (*start, last)) for last in ((0.0, 1), (9.0, 9))]
+    assert adapted_depth(mixed) == 2 + 1
+
+
+def test_a_depth_counts_by_the_probes_that_get_there() -> None:
+    """a_t / a_0 scales a turn number, and one that a single probe has does not count at all."""
+    long, short = probes(1, [1.0] * 9), probes(9, [1.0])
+    assert adapted_depth([*long, *short]) == 2
+    # two of ten get to turns 1 to 8: mass 1 at turn 0, 0.2 at each of the others: 0.2 · 36 / 2.6 = 2.77
+    assert adapted_depth([*long, *long, *short[:8]]) == 3 + 1
+    assert adapted_depth(long) == 30  # a single probe tells nothing
+
+
+def test_the_depth_covers_the_successes_if_there_are_enough() -> None:
+    """H_cov: the 0.80 quantile of the last turn numbers of at least 8 successful probes; else what it was before."""
+    won = [probe for last in range(1, 11) for probe in probes(1, [1.0] + [0.0] * last, success=True)]
+    assert adapted_depth(won) == 8 + 1  # the eighth of ten
+    lost = probes(10, [1.0] + [0.0] * 20)
+    assert adapted_depth([*won, *lost]) == 8 + 1
+    assert adapted_depth([*won[3:], *lost]) == 2  # seven successes: left out until there is a first value
+    few = [outcome._replace(version=1) for outcome in [*won[:3], *lost]]
+    assert adapted_depth([*won, *few]) == 8 + 1  # three successes of version 1 change nothing: 0.7 · 8 + 0.3 · 8
+
+
+def test_the_depth_is_smoothed_over_probing_versions() -> None:
+    """H̄ starts at its first value; then 0.7 · 19 + 0.3 · 3 = 14.2."""
+    late, early = probes(10, [0.0] * 19 + [5.0]), probes(10, [0.0] * 3 + [5.0], version=8)
+    assert adapted_depth([*late, *early]) == 14 + 1
+    assert adapted_depth([*early, *late]) == 14 + 1  # by version, in whatever order they arrive

@@ -127,6 +127,9 @@ def test_rows_of_a_scored_rollout(codec: Codec) -> None:
     first = rollout.turns[0]
     assert first.teacher_logprobs == [-1.0] * len(first.response_ids)
     assert (first.success, first.rollout_turns) == (False, 8)
+    valid = sum(len(turn.response_ids) for turn, reason in zip(rollout.turns, reasons, strict=True) if reason is None)
+    assert {turn.rollout_valid_tokens for turn in rollout.turns} == {valid}
+    assert {turn.rollout_valid_tokens for turn in rows.turns} == {None}  # not known before they are scored
 
 
 def play_recovering(codec: Codec, recovery: Recovery, *, student: str, environment: Environment) -> Played:

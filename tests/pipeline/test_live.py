@@ -56,9 +56,9 @@ class OneTensor(HashingLearner):
 @pytest.mark.parametrize(
     ("keep_last", "kept"),
     [
-        (0, [0, 3, 6, 8, 9, 10]),  # evaluated, or among the newest three that explorers may be reading
-        (1, [0, 3, 6, 8, 9, 10, 11]),
-        (4, [0, 3, 6, 7, 8, 9, 10, 11]),  # the last four updates started from 7 to 10, the next one starts from 11
+        (0, [0, 3, 6, 8, 9, 10, 12]),  # evaluated, or among the newest three that explorers may be reading
+        (1, [0, 3, 6, 8, 9, 10, 12, 13]),
+        (4, [0, 3, 6, 8, 9, 10, 11, 12, 13]),  # the last four updates started from 9 to 12, the next one starts from 13
     ],
 )
 def test_explorers_take_synced_versions_and_old_ones_go(
@@ -70,7 +70,7 @@ def test_explorers_take_synced_versions_and_old_ones_go(
         clock="live",
         explorer={"sync_interval": 2},
         evaluation={"every": 3},
-        learner={"updates": 12},
+        learner={"updates": 14},
         audits={"keep_last": keep_last},
     )
     begin_run(settings, tmp_path)
@@ -78,10 +78,10 @@ def test_explorers_take_synced_versions_and_old_ones_go(
     with Store.open(tmp_path) as store:
         access = Access(settings, store, WeightsFolder(run), is_over=lambda: False, folder=run)
         world, seen = LiveWorld(access, run), []
-        for version in range(12):
+        for version in range(14):
             world.publish(version, OneTensor())
             seen.append(access.newest_version())
-    assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
+    assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12]
     assert run.versions() == kept
 
 

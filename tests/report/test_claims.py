@@ -327,6 +327,43 @@ def test_reaching_every_target_means_all_seeds(tmp_path: Path) -> None:
     assert judged_by(tmp_path)["A5"].verdict == "does not hold"
 
 
+def test_results_of_earlier_settings_stand_in_for_missing_ones(tmp_path: Path) -> None:
+    """Told by method, seed and what sets arms apart; as soon as one run has the settings of today, only such count."""
+    for arm in ("vanilla", "divopd-base", "divopd-base, no cap"):
+        run = wanted_run(tmp_path, arm, 0)
+        config = run.config.resolved()
+        config["learner"]["lr"] = 1.0
+        store_result(run, [0, 50], config=config)
+    plan = make_plan(Places(CONFIGS, tmp_path / "runs", tmp_path), settings=["default"], seeds=1, overrides=[])
+    arms = ["divopd-base", "divopd-base, no cap", "divopd"]
+    assert gather(plan, arms) == {}
+    found = gather(plan, arms, earlier=True)["default"]
+    assert found.earlier
+    caps = {arm: found.of(arm)[0].stored["config"]["composer"]["cap"] for arm in found.arms}
+    assert caps == {"vanilla": 4, "divopd-base": 4, "divopd-base, no cap": None}
+    store_result(wanted_run(tmp_path, "divopd", 0), [0, 50])
+    today = gather(plan, arms, earlier=True)["default"]
+    assert (today.arms, today.earlier) == (["divopd"], False)
+
+
+def test_cached_scores_are_judged_at_the_largest_lag(tmp_path: Path) -> None:
+    """U15 takes the stability audit two versions later, which a trained row may be, not one or five."""
+    fields = ("spearman", "top_k_overlap", "probability_correlation", "probability_gap")
+    lags = [{"lag": lag, **dict.fromkeys(fields, value)} for lag, value in ((1, 0.99), (2, 0.97), (5, 0.5))]
+    for setting in SETTINGS:
+        for seed in range(3):
+            audits = {"stability": {"max_staleness": 2, "lags": lags}}
+            store_result(wanted_run(tmp_path, "divopd", seed, setting=setting), [0, 50], audits=audits)
+    found = judged_by(tmp_path)["U15"]
+    assert [row.interval.mean for row in found.by_setting.values()] == pytest.approx([0.97] * 3)
+    assert found.verdict == "holds"
+
+
+def test_what_cannot_be_otherwise_is_no_evidence(tmp_path: Path) -> None:
+    """U7 is 0 by construction, whatever the results are."""
+    assert judged_by(tmp_path)["U7"].verdict == "by construction"
+
+
 # ── what the paper has ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -433,7 +470,7 @@ def test_no_claim_holds_that_its_row_does_not_show() -> None:
 def test_the_access_control_is_empty_here() -> None:
     """What the page says of vanilla-wide: its stored runs are vanilla's, evaluation by evaluation."""
     plan = make_plan(Places(CONFIGS, DOCS / "runs", DOCS), settings=["default"], seeds=None, overrides=[])
-    results = gather(plan, ["vanilla-wide"]).get("default")
+    results = gather(plan, ["vanilla-wide"], earlier=True).get("default")
     wide = results.of("vanilla-wide") if results else {}
     if not wide:
         pytest.skip("for want of stored runs of vanilla-wide")

@@ -15,10 +15,12 @@ from divopd.errors import InputError
 from divopd.methods import make_composer
 from divopd.records import encode_update
 from divopd.replay import load_recording, replay, utilization_of
+from divopd.report.page.data import learning
 from divopd.report.run_comparison import RunComparison, compare_runs
 from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
+from divopd.store.views import StoreViews
 from divopd.turns import Fate, write_turns
 from fake_runs import SETTINGS, evaluation, make_run, replace_record
 from strategies import turn
@@ -68,6 +70,17 @@ def test_cost_to_the_target_in_every_currency(pair: tuple[Path, Path]) -> None:
     assert divopd.ratios["trained_tokens"] == pytest.approx(vanilla.costs_to_target.trained_tokens / trained)
     assert divopd.ratios["elapsed_s"] == 2
     assert set(divopd.ratios) == set(Costs.__dataclass_fields__)
+
+
+def test_gpu_time_has_all_ranks_and_wall_time_steps_and_waits(tmp_path: Path) -> None:
+    """A live update takes 10 seconds: 7 of the learner's step, 2 of its wait, 1 to publish, which is neither."""
+    run = make_run(tmp_path / "run", clock="wall", rates=[0, 50], config={"learner": {"ranks": 2}})
+    reached = compared(run).standings[0].costs_to_target
+    assert reached is not None
+    assert (reached.learner_s, reached.elapsed_s) == (3 * 7 * 2, 3 * (7 + 2))
+    with StoreViews.open(run) as store:
+        last = learning(store)["evaluations"][-1]
+    assert (last["learner_s"], last["elapsed_s"]) == (reached.learner_s, reached.elapsed_s)
 
 
 def test_a_single_evaluation_has_no_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,6 +425,6 @@ def test_the_live_clock_has_its_own_seconds(tmp_path: Path, capsys: pytest.Captu
     """A live run says its wall and learner seconds itself, and the table calls them so."""
     folder = make_run(tmp_path / "run", clock="wall", rates=[0, 50])
     run = read_run(folder)
-    assert (run.clock, run.costs.elapsed_s, run.costs.learner_s) == ("wall", 30, 21)
+    assert (run.clock, run.costs.elapsed_s, run.costs.learner_s) == ("wall", 27, 21)
     assert call(folder) == 0
     assert "wall" in capsys.readouterr().out

@@ -138,6 +138,9 @@ def test_tables_figures_and_claims_are_made_from_results(all_results: Path, caps
         assert "| --: |" in text or "--:" in text
         json.loads((all_results / "paper" / f"{name}.json").read_text(encoding="utf-8"))
         assert (all_results / "paper" / f"{name}.png").stat().st_size > 8_000
+    gradients = (all_results / "paper" / "geometry.md").read_text(encoding="utf-8")
+    assert "The oracle projects 1.75 times as far" in gradients
+    assert "1.0 of 15 pairs of composers change places" in gradients
     claims = json.loads((all_results / "claims.json").read_text(encoding="utf-8"))
     assert sum(claims["counts"].values()) == len(claims["claims"]) > 45
     assert "## How a verdict is made" in (all_results / "claims.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.methods import METHODS, make_composer
 from divopd.store import Evaluations, Ledger, Queue, Store
-from divopd.turns import Rollout, TeacherTurn
+from divopd.turns import Rollout, TeacherTurn, Turn
 from doubles.memory_store import MemoryStore
 from doubles.small_records import make_evaluation_record, make_update_record
 
@@ -101,6 +101,18 @@ def test_other_content_under_a_known_id_is_a_conflict(store: AnyStore, change: d
     assert (store.arrived(), store.outcomes(after=0)) == before
 
 
+def test_a_put_that_is_refused_changes_nothing(store: AnyStore) -> None:
+    """The rollout still waits for the teacher, and what it took is counted as before."""
+    fill(store, updates=2)
+    waiting = make_rollout("e.1")
+    store.offer(waiting, generated_tokens=5)
+    before = store.arrived()
+    with pytest.raises(InputError):
+        store.put(waiting, available_at=0)
+    assert store.unscored(9) == [waiting]
+    assert store.arrived() == before
+
+
 TAUGHT = (TeacherTurn(3, (5, 6), "open the fridge", "It is open."), TeacherTurn(4, (), None, "Nothing \ud800."))
 
 
@@ -154,7 +166,7 @@ def test_available_at_never_falls(store: AnyStore) -> None:
 
 
 def test_outcomes_are_read_in_order_of_arrival_from_a_cursor(store: AnyStore) -> None:
-    """Every rollout is told once, in order, with the disagreement of each turn; settling it changes nothing."""
+    """Every rollout is told once, in order, with what was measured of each turn; settling it changes nothing."""
     put = [make_rollout(f"e.{number}", version=number) for number in range(3)]
     unknown = replace(put[0].turns[0], rollout="nobody.knows", success=None)
     put.append(Rollout(unknown.rollout, (unknown,)))
@@ -165,7 +177,7 @@ def test_outcomes_are_read_in_order_of_arrival_from_a_cursor(store: AnyStore) ->
             number,
             rollout.version,
             rollout.turns[0].success is True,
-            tuple(candidate_of(turn, first_seen=0).disagreement for turn in rollout.turns),
+            tuple((c.disagreement, c.valid_tokens) for c in (candidate_of(t, first_seen=0) for t in rollout.turns)),
         )
         for number, rollout in enumerate(reversed(put), 1)
     ]
@@ -322,6 +334,28 @@ def test_every_rollout_is_decided_once(store: AnyStore) -> None:
     assert [store.decided(update) for update in range(9)] == decided  # looked at again, nothing has moved
     with pytest.raises(InputError):
         store.decided(9)
+
+
+def test_a_rollout_is_not_decided_while_a_turn_of_it_waits(store: AnyStore) -> None:
+    """The pool ends inside a rollout: its first turn ages out while its second, which was seen later, still waits."""
+    first, last = (_without_doubt(name, surprise) for name, surprise in (("a", 3.0), ("b", 1.0)))
+    composer = make_composer("top-b", batch_size=1, pool_multiplier=3, max_pending_age=0)
+    store.put(first)
+    store.put(last)
+    epoch = store.begin_learner()
+    aged_out, decided = [], []
+    for update in range(3):
+        aged_out.append(store.compose(composer, update=update, epoch=epoch).entry.aged_out)
+        decided.append((store.decided(update).used, store.decided(update).unused))
+    assert aged_out == [[], [("b", 0)], []]
+    assert decided == [(1, 0), (0, 0), (1, 0)]
+
+
+def _without_doubt(name: str, surprise: float) -> Rollout:
+    """A rollout of two valid turns with this disagreement."""
+    tokens: dict[str, Any] = {"prompt_ids": [1], "response_ids": [2], "action_mask": [1]}
+    scores: dict[str, Any] = {"student_logprobs": [-0.5], "teacher_logprobs": [-0.5 - surprise]}
+    return Rollout(name, tuple(Turn(name, number, "t", 0, **tokens, **scores) for number in range(2)))
 
 
 def test_an_update_drains_what_it_reads_and_is_not_stale(store: AnyStore) -> None:

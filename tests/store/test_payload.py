@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from divopd.errors import NotAStoreError
@@ -30,6 +30,7 @@ any_turn = st.builds(
     reward=st.none() | st.floats(),
     success=st.none() | st.booleans(),
     rollout_turns=st.none() | st.integers(0, 2**53 - 1),
+    rollout_valid_tokens=st.none() | st.integers(0, 2**53 - 1),
 )
 
 
@@ -38,6 +39,7 @@ def identity_of(turn: Turn) -> dict[str, Any]:
 
 
 @given(any_turn)
+@example(Turn("e.1", 0, "t", 0, prompt_ids=[], response_ids=[], reward=0.0, success=False, rollout_turns=0))
 def test_a_turn_comes_back_exactly(turn: Turn) -> None:
     """NaN, infinities, missing lists and lists of unequal length survive the encoding."""
     assert repr(decode_turn(encode_turn(turn), **identity_of(turn))) == repr(turn)

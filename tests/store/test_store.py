@@ -174,6 +174,22 @@ def test_a_batch_comes_back_identical_from_the_file(tmp_path: Path, method: str)
         audit_ledger(reader)
 
 
+def test_the_digest_of_a_batch_covers_those_before_it(tmp_path: Path) -> None:
+    """Two runs whose last entries are equal and whose first are not have other digests of both."""
+    digests = []
+    for seed in (0, 1):
+        with Store.create(tmp_path / f"{seed}.db") as store:
+            store.put(make_rollout("e.1", turns=4))
+            epoch = store.begin_learner()
+            store.compose(make_composer("vanilla", batch_size=2, seed=seed), update=0, epoch=epoch)
+            last = store.compose(make_composer("vanilla", batch_size=2), update=1, epoch=epoch)
+            digests.append((store.batch(0).digest, last.digest, last.entry))
+    (first, last, entry), (other_first, other_last, other_entry) = digests
+    assert entry == other_entry
+    assert first != other_first
+    assert last != other_last
+
+
 def test_a_learner_is_told_what_is_wrong(store: Store) -> None:
     """Who was replaced, which update is next, what has to come before settling."""
     old = fill(store, updates=2)
@@ -304,3 +320,20 @@ def outside_the_store(store: Store, statement: str) -> None:
     connection.execute(statement)
     connection.commit()
     connection.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_rows_of_a_past_moment_are_known(store: Store, method: str) -> None:
+    """A resumed run asks how many rows there were when so many turns had arrived, composed since or not."""
+    composer = make_composer(method, batch_size=4, pool_multiplier=3, cap=2, max_staleness=1, max_pending_age=1)
+    epoch, moments, turns = store.begin_learner(), [], 0
+    for update in range(6):
+        for number in range(3):
+            moments.append((update, turns, store.rows(composer, update=update)))
+            rollout = make_rollout(f"p.{update}.{number}", version=update)
+            store.put(rollout)
+            turns += len(rollout.turns)
+        moments.append((update, turns, store.rows(composer, update=update)))
+        if update < 5:  # the last one has not been composed yet
+            store.compose(composer, update=update, epoch=epoch)
+    assert [(update, put, store.rows(composer, update=update, arrived=put)) for update, put, _ in moments] == moments

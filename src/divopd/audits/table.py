@@ -65,7 +65,7 @@ def _time(run: Path, changes: dict[str, Any], report: Report) -> dict[str, Any]:
     from divopd.audits.timing import audit_time
 
     if changes:
-        raise InputError("time tells what a run did; numbers of a composer change nothing there: leave them out")
+        raise InputError("time tells what a whole run did; leave out --first and the numbers of a composer")
     return audit_time(run).as_json()
 
 

@@ -126,7 +126,7 @@ def teach(
 
     It stops early as soon as the success rate in percent is `wanted`. Returns the last evaluation.
     """
-    codec = Codec(policy.tokenizer)
+    codec = Codec(policy.tokenizer, template=lessons.style.template)
     entry = find_entry(lessons.environment)
     evaluated = tasks(lessons.environment, entry.evaluation_split)[: evaluations.tasks or entry.evaluation_tasks]
     exam = Exam(

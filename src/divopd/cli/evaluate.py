@@ -81,7 +81,7 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
     policy = _load(config, weights)
-    exam = exam_of(config, Codec(policy.tokenizer))
+    exam = exam_of(config, Codec(policy.tokenizer, template=config.prompts.template))
     if args.after:
         _check_model(args.after)
         first = _load(_in_place(config, args.after), None)

@@ -10,7 +10,7 @@ from typing import Any
 from divopd.composers import Composer, Decision
 from divopd.errors import InputError
 from divopd.methods import METHODS, make_composer
-from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay
+from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay, weighed_by_batch
 
 HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."
 EXAMPLE = "divopd replay turns.jsonl --method vanilla divopd divopd-adaptive"
@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             journal_replay(turns, composer, updates=updates, run=args.out)
         print(f"run: {args.out}", file=sys.stderr)
     if args.json:
+        if told := weighed_by_batch(recording, names):
+            print(told, file=sys.stderr)
         for name, composer in composers.items():
             _print_json(recording, composer, updates=updates, label={"method": name} if len(composers) > 1 else {})
         return 0

@@ -17,7 +17,7 @@ from divopd.validity import Reason, disagreement, valid_mask, why_invalid
 
 
 class Candidate(NamedTuple):
-    """All that a composer may look at: a turn without its tokens."""
+    """All that a composer may look at: a turn without its tokens. The last two fields are for row weights only."""
 
     rollout: str
     turn: int
@@ -28,6 +28,8 @@ class Candidate(NamedTuple):
     disagreement: float  # 0.0 for an invalid turn
     tokens: int
     valid_tokens: int
+    rollout_turns: int | None = None
+    rollout_valid_tokens: int | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -48,6 +50,8 @@ def candidate_of(turn: Turn, *, first_seen: int) -> Candidate:
         disagreement(turn) if alive else 0.0,
         turn.tokens,
         sum(valid_mask(turn)) if alive else 0,
+        turn.rollout_turns,
+        turn.rollout_valid_tokens,
     )
 
 

@@ -14,19 +14,20 @@ def equal_rollouts(selected: Sequence[Candidate], *, update: int, settings: Sett
 
 
 def turn_aware(selected: Sequence[Candidate], *, update: int, settings: Settings) -> list[float]:
-    """TurnOPD (specification §6.5): T·q with q = (1-α)·n_t/Σn + α/T; α rises from 0 to 1 over half of training.
+    """TurnOPD (specification §6.5): (1-α)·|V|/valid tokens + α/turns, both of the whole rollout, scaled to mean 1.
 
-    T and n are those of the rollout's turns in this batch: a composer does not know how long the whole rollout was.
+    α rises from 0 to 1 over half of training. A turn that does not say what its whole rollout has is weighed by its
+    rollout's rows in this batch.
     """
     alpha = min(1.0, update / (settings.total_updates / 2))
-    turns: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for c in selected:
-        turns[c.rollout] += 1
+        rows[c.rollout] += 1
         tokens[c.rollout] += c.valid_tokens
-    raw = [
-        turns[c.rollout] * (1 - alpha) * c.valid_tokens / tokens[c.rollout] + alpha if tokens[c.rollout] else 1.0
-        for c in selected
-    ]
-    mean = sum(raw) / len(raw) if raw else 1.0
-    return [weight / mean for weight in raw]
+    raw: list[float] = []
+    for c in selected:
+        valid = c.rollout_valid_tokens or tokens[c.rollout] or 1  # a rollout of dead rows has none
+        raw.append((1 - alpha) * c.valid_tokens / valid + alpha / (c.rollout_turns or rows[c.rollout]))
+    mean = sum(raw) / len(raw) if raw else 0.0
+    return [weight / mean for weight in raw] if mean else [1.0] * len(raw)

@@ -10,7 +10,7 @@ from divopd.errors import InputError
 from divopd.experiments.arms import ARMS, CORE, SETTINGS
 from divopd.experiments.execution import Job, missing_jobs
 from divopd.experiments.items import ITEMS, Item
-from divopd.experiments.results import Result, SettingResults, load_result
+from divopd.experiments.results import Result, SettingResults, earlier_result, load_result
 from divopd.experiments.sheet import Made
 from divopd.experiments.wanted import Places, Wanted, settings_of
 
@@ -68,14 +68,20 @@ def wanted_by(plan: Plan, items: Iterable[Item]) -> dict[Wanted, tuple[str, ...]
     return dict(sorted(wanted.items(), key=lambda entry: (places[entry[0].setting], entry[0].seed)))
 
 
-def gather(plan: Plan, arms: Iterable[str] = ARMS) -> dict[str, SettingResults]:
-    """The results that are there, of these arms and of vanilla, by setting."""
+def gather(plan: Plan, arms: Iterable[str] = ARMS, *, earlier: bool = False) -> dict[str, SettingResults]:
+    """The results that are there, of these arms and of vanilla, by setting.
+
+    With `earlier`, a setting that has none of its configurations of today has those of earlier ones: never both, so
+    that only runs with the same settings are compared.
+    """
     found: dict[str, SettingResults] = {}
     for setting in plan.settings:
         runs = plan.runs(setting, dict.fromkeys(["vanilla", *arms]))
         results = [result for run in runs if (result := load_result(run)) is not None]
         if results:
             found[setting] = SettingResults(setting, results)
+        elif earlier and (results := [result for run in runs if (result := earlier_result(run)) is not None]):
+            found[setting] = SettingResults(setting, results, earlier=True)
     return found
 
 

@@ -11,6 +11,8 @@ from divopd.experiments.measuring import Claim
 
 Record = Mapping[str, Any]
 LOADS = {"low load": "low", "medium load": "medium", "": "high"}
+CONTROLS = {"divopd-base, no cap": ("matched_cap", "uncapped"), "vanilla-wide": ("matched_access", "vanilla")}
+TIMED = ("divopd", "vanilla")  # the methods of the table of resources
 SPEEDUPS = {"cost:trained_tokens": "token_speedup", "cost:learner_s": "gpu_speedup"}
 
 
@@ -34,10 +36,9 @@ def _values(claim: Claim) -> Iterator[tuple[str, float]]:
     kind, _, name = claim.of.partition(":")
     if claim.load is not None:
         yield from _load(claim)
-    elif claim.base == "divopd-base, no cap":
-        yield from _pairs("matched_cap", claim.of, f"uncapped_{claim.of}")
-    elif claim.base == "vanilla-wide":
-        yield from _pairs("matched_access", claim.of, f"vanilla_{claim.of}")
+    elif claim.base in CONTROLS:
+        table, prefix = CONTROLS[claim.base]
+        yield from _pairs(table, claim.of, f"{prefix}_{claim.of}")
     elif claim.kind == "spread":
         yield from _spreads("cap_sweep", claim.of)
     elif kind == "late" and claim.base:
@@ -63,7 +64,7 @@ def _main(claim: Claim) -> Iterator[tuple[str, float]]:
             yield setting, base["updates"] / arm["updates"]
         elif claim.of == "tokens_per_update":  # the ratio of tokens to τ, without that of updates to τ
             yield setting, arm["token_speedup"] / base["token_speedup"] * arm["updates"] / base["updates"]
-    if claim.of == "cost:elapsed_s" and (claim.arm, claim.base) == ("divopd", "vanilla"):
+    if claim.of == "cost:elapsed_s" and (claim.arm, claim.base) == TIMED:
         yield from ((r["setting"], r["wall"]) for r in _records("resources") if r["setting"] != "geometric-mean")
 
 

@@ -103,6 +103,7 @@ class TorchLearner:
             gradient_norm=self._norm(),
             logprob_gap=gap,
             seconds=clock.seconds,
+            masked_tokens=sum(len(t.teacher_mask) - sum(t.teacher_mask) for t in turns if t.teacher_mask is not None),
         )
 
     def _share(self, sequences: list[TokenSequence]) -> list[tuple[list[TokenSequence], float]]:

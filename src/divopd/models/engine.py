@@ -51,18 +51,29 @@ class EngineWish:
     context: int  # tokens of the longest prompt and response together
     sequences: int  # at once
     lora: Lora | None = None
+    forbidden: Sequence[int] = ()  # ids that are never sampled
+    seed: int = 0  # of the random start of adapters
 
 
 def _transformers(wish: EngineWish) -> StudentEngine:
     from divopd.models.transformers_policy import TransformersPolicy
 
-    return TransformersPolicy.load(wish.folder, dtype=wish.dtype, device=wish.device, lora=wish.lora)
+    return TransformersPolicy.load(
+        wish.folder,
+        dtype=wish.dtype,
+        device=wish.device,
+        lora=wish.lora,
+        seed=wish.seed,
+        forbidden=wish.forbidden,
+    )
 
 
 def _vllm(wish: EngineWish) -> StudentEngine:
     from divopd.models.vllm_policy import VllmPolicy
 
-    return VllmPolicy(wish.folder, dtype=wish.dtype, context=wish.context, sequences=wish.sequences)
+    return VllmPolicy(
+        wish.folder, dtype=wish.dtype, context=wish.context, sequences=wish.sequences, forbidden=wish.forbidden
+    )
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from divopd.models.policy import Response
 class Generator:
     """Responds to prompts with one model. What it remembers is dropped as soon as a weight changes."""
 
-    def __init__(self, model: Any, *, read_at_once: int) -> None:
-        """`read_at_once` bounds the prompt tokens of one forward pass."""
+    def __init__(self, model: Any, *, read_at_once: int, forbidden: Items[int] = ()) -> None:
+        """`read_at_once` bounds the prompt tokens of one forward pass; `forbidden` ids are never sampled."""
         self.model = model
         self.read_at_once = read_at_once
+        self.forbidden = torch.tensor(sorted(forbidden), dtype=torch.int64)
         self._memory = KeyValues()
         self._known: list[np.ndarray] = []  # the tokens that each row of the memory has read
         self._weights: list[tuple[int, int]] = []
@@ -68,7 +69,7 @@ class Generator:
         logprobs: list[list[float]] = [[] for _ in rows]
         stops, going = self._stop_ids(), list(range(len(rows)))
         for step in range(draws.shape[1]):
-            tokens = _choose(logits, temperature, draws[going, step])
+            tokens = _choose(self._allowed(logits), temperature, draws[going, step])
             chosen = log_softmax(logits).gather(-1, tokens[:, None])[:, 0].double().cpu()
             for place, token, logprob in zip(going, tokens.tolist(), chosen.tolist(), strict=True):
                 ids[place].append(token)
@@ -92,6 +93,10 @@ class Generator:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden)
+
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """For choosing only: the log probability of what is chosen stays that of the whole distribution."""
+        return logits.index_fill(-1, self.forbidden.to(logits.device), -torch.inf) if len(self.forbidden) else logits
 
     def _stop_ids(self) -> set[int]:
         for config in (getattr(self.model, "generation_config", None), self.model.config):

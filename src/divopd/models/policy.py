@@ -17,8 +17,9 @@ Weights = Mapping[str, Any]  # tensors by name; who gives and who takes them kno
 class Response:
     """Sampled tokens, the stop token included if one was sampled, and their log probabilities under the policy itself.
 
-    The log probabilities are those at temperature 1 whatever the sampling temperature was: it is these that the
-    objective and the disagreement compare with the teacher's.
+    The log probabilities are those of the whole distribution at temperature 1, whatever the sampling temperature was
+    and whichever ids were forbidden: these are what the learner finds again, and what the objective and the
+    disagreement compare with the teacher's.
     """
 
     ids: list[int]
@@ -57,11 +58,27 @@ def score_merged(
     return [list(islice(left, len(each))) for each in spans]
 
 
-def refuse_foreign_ids(ids: np.ndarray, vocabulary: int) -> None:
-    """Raise an AlignmentError at the first id that is not in the vocabulary."""
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocabulary):
-        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
-        raise AlignmentError(
-            f"token id {wrong} is outside the model's vocabulary of {vocabulary}; check that the turns were made with "
-            "this model's tokenizer"
-        )
+class Vocabulary:
+    """The ids that a model knows: those of its tokenizer, not the rows of its embedding, which may be padded."""
+
+    def __init__(self, tokenizer: Any, *, rows: int) -> None:
+        """A model without a tokenizer is taken to know all rows of its embedding."""
+        self.known = np.full(rows, tokenizer is None)
+        if tokenizer is not None:
+            ids = np.fromiter(tokenizer.get_vocab().values(), dtype=np.int64)
+            self.known[ids[ids < rows]] = True
+
+    @property
+    def unknown(self) -> list[int]:
+        """Rows of the embedding that no token has."""
+        return np.flatnonzero(~self.known).tolist()
+
+    def refuse_foreign(self, ids: np.ndarray) -> None:
+        """Raise an AlignmentError at the first id that the model does not know."""
+        inside = (ids >= 0) & (ids < len(self.known))
+        foreign = ~inside | ~self.known[np.where(inside, ids, 0)]
+        if foreign.any():
+            raise AlignmentError(
+                f"token id {ids[foreign][0]} is outside the model's vocabulary of {self.known.sum()}; check that the "
+                "turns were made with this model's tokenizer"
+            )

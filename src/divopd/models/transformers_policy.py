@@ -23,7 +23,7 @@ from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.model_files import require_model
 from divopd.models.optimization import Lora
 from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
-from divopd.models.policy import Response, refuse_foreign_ids
+from divopd.models.policy import Response, Vocabulary
 from divopd.models.weights import fill_weights, gathered_weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,8 +32,13 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 class TransformersPolicy:
     """A causal language model with its tokenizer. `model` is the transformers model that checkpoints save and fill."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, *, max_tokens: int = 8192) -> None:
-        """`max_tokens` is how many tokens one forward pass of scoring or of reading prompts may compute."""
+    def __init__(
+        self, model: Any, tokenizer: Any = None, *, max_tokens: int = 8192, forbidden: Items[int] = ()
+    ) -> None:
+        """`max_tokens` is how many tokens one forward pass of scoring or of reading prompts may compute.
+
+        `forbidden` ids are never sampled, nor are those that the tokenizer does not have.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -42,7 +47,9 @@ class TransformersPolicy:
                 module.p = 0.0
         _refuse_other_architectures(model)
         self.scorer = Scorer(model).eval()
-        self._generator = Generator(model, read_at_once=max_tokens)
+        self._vocabulary = Vocabulary(tokenizer, rows=model.config.vocab_size)
+        forbidden = [id_ for id_ in {*forbidden, *self._vocabulary.unknown} if id_ < model.config.vocab_size]
+        self._generator = Generator(model, read_at_once=max_tokens, forbidden=forbidden)
 
     @classmethod
     def load(
@@ -52,9 +59,14 @@ class TransformersPolicy:
         dtype: str = "float32",
         device: str = "cpu",
         lora: Lora | None = None,
+        seed: int = 0,
         max_tokens: int = 8192,
+        forbidden: Items[int] = (),
     ) -> "TransformersPolicy":
-        """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network."""
+        """Read a model and its tokenizer from a local folder: safetensors only, no remote code, no network.
+
+        `seed` is of the random start of adapters.
+        """
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
@@ -69,7 +81,8 @@ class TransformersPolicy:
             tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
-        return cls(_with_lora(model.to(device), lora), tokenizer, max_tokens=max_tokens)
+        adapted = _with_lora(model, lora, seed=seed).to(device)
+        return cls(adapted, tokenizer, max_tokens=max_tokens, forbidden=forbidden)
 
     @property
     def device(self) -> torch.device:
@@ -164,8 +177,8 @@ class TransformersPolicy:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
     def refuse_foreign_ids(self, ids: np.ndarray) -> None:
-        """Raise an AlignmentError at the first id that is not in the vocabulary."""
-        refuse_foreign_ids(ids, self.model.config.vocab_size)
+        """Raise an AlignmentError at the first id that the tokenizer does not have."""
+        self._vocabulary.refuse_foreign(ids)
 
 
 def _row(ids: Items[int], span: tuple[int, int]) -> Row:
@@ -183,7 +196,7 @@ def by_span(batch: Items[Sequence], values: Tensor) -> Iterable[tuple[Span, Tens
     return zip(spans, values.split([len(span.scored) for span in spans]), strict=True)
 
 
-def _with_lora(model: Any, lora: Lora | None) -> Any:
+def _with_lora(model: Any, lora: Lora | None, *, seed: int) -> Any:
     if lora is None:
         return model
     try:
@@ -193,7 +206,9 @@ def _with_lora(model: Any, lora: Lora | None) -> Any:
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():  # peft 0.21 still asks by the name that transformers 5.23 deprecates
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        return get_peft_model(model, config)
+        with torch.random.fork_rng(devices=[]):  # the model is still on the CPU: the same start on any device
+            torch.default_generator.manual_seed(seed)
+            return get_peft_model(model, config)
 
 
 @torch.no_grad()

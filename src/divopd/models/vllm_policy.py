@@ -14,12 +14,15 @@ import numpy as np
 
 from divopd.errors import InputError, MissingExtraError
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
-from divopd.models.policy import Response, refuse_foreign_ids, score_merged
+from divopd.models.policy import Response, Vocabulary, score_merged
 from divopd.models.weights import check_alike
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FORBIDDEN_AT_MOST = (
+    1024  # ids of one request that vLLM's sampler takes a bias for; it takes no longer list of allowed ones
+)
 READ_AT_ONCE = 2048  # prompt tokens of one pass: the logits of a scored prompt are in memory for all of them
 HEAD = "lm_head.weight"
 WIDTH_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,8 +40,13 @@ class VllmPolicy:
 
     exact = False  # other kernels score than generate
 
-    def __init__(self, folder: Path, *, dtype: str, context: int, sequences: int) -> None:
-        """Memory for keys and values is that of `sequences` sequences of `context` tokens."""
+    def __init__(
+        self, folder: Path, *, dtype: str, context: int, sequences: int, forbidden: Sequence[int] = ()
+    ) -> None:
+        """Memory for keys and values is that of `sequences` sequences of `context` tokens.
+
+        `forbidden` ids are never sampled, nor are those that the tokenizer does not have: the first 1,024 of them.
+        """
         if find_spec("vllm") is None:
             raise MissingExtraError("vllm", "vllm")
         if dtype not in WIDTH_BYTES:
@@ -53,7 +61,9 @@ class VllmPolicy:
             max_model_len=min(context + 1, longest),
             kv_cache_memory_bytes=facts.cache_bytes((sequences + 1) * (context + 1), width_bytes=WIDTH_BYTES[dtype]),
         )
-        self._vocabulary, self._shapes = facts.vocabulary, tensor_shapes(folder)
+        self._vocabulary, self._shapes = Vocabulary(self.tokenizer, rows=facts.vocabulary), tensor_shapes(folder)
+        never = sorted(id_ for id_ in {*forbidden, *self._vocabulary.unknown} if id_ < facts.vocabulary)
+        self._bias = dict.fromkeys(never[:FORBIDDEN_AT_MOST], float("-inf")) or None
         if self._tied:  # some folders have it all the same
             self._shapes.pop(HEAD, None)
 
@@ -66,7 +76,8 @@ class VllmPolicy:
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
         """One response per prompt, sampled with its own seed; temperature 0 takes the likeliest token."""
-        wishes = [{"temperature": temperature, "max_tokens": max_tokens, "seed": int(s), "logprobs": 0} for s in seeds]
+        wish = {"temperature": temperature, "max_tokens": max_tokens, "logprobs": 0, "logit_bias": self._bias}
+        wishes = [wish | {"seed": int(seed)} for seed in seeds]
         made = [output.outputs[0] for output in self._generate(prompts, wishes)]
         return [Response(list(one.token_ids), _values(one.token_ids, one.logprobs)) for one in made]
 
@@ -103,7 +114,7 @@ class VllmPolicy:
 
         arrays = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         for ids in arrays:
-            refuse_foreign_ids(ids, self._vocabulary)
+            self._vocabulary.refuse_foreign(ids)
         return self._engine.generate(
             [{"prompt_token_ids": ids.tolist()} for ids in arrays],
             [SamplingParams(**wish, detokenize=False) for wish in wishes],
@@ -125,7 +136,7 @@ def _start(folder: Path, *, max_model_len: int, **settings: Any) -> Any:
             load_format="safetensors",
             trust_remote_code=False,
             enable_prefix_caching=True,
-            logprobs_mode="raw_logprobs",  # before the temperature
+            logprobs_mode="raw_logprobs",  # before the temperature, and before ids are forbidden
             max_model_len=max_model_len,
             # a prompt that is read in pieces draws its seed's numbers too early, which vLLM cannot take back on a CPU
             enable_chunked_prefill=gpu,

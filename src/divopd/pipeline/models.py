@@ -1,18 +1,27 @@
 """The student and the teachers of a run, checked against each other before anything starts (specification §6.2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from divopd.config import Config, ModelPart, TeacherPart
+from divopd.config import Config, ModelPart
 from divopd.errors import AlignmentError, InputError
 from divopd.models.engine import ENGINES, Engine, EngineWish, StudentEngine
-from divopd.models.model_files import load_tokenizer, model_folder
+from divopd.models.model_files import model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.vocabularies import Vocabularies, is_server, teacher_of
 from divopd.prompts import Codec
-from divopd.teacher import ROUGH_TOLERANCE, TOLERANCE, Teachers, check_alignment, check_lengths, check_vocabularies
+from divopd.teacher import (
+    ROUGH_TOLERANCE,
+    TOLERANCE,
+    Teachers,
+    check_alignment,
+    check_lengths,
+    check_masked,
+    score_rollouts,
+)
+from divopd.turns import Rollout, Turn
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,15 @@ class Models:
 
 def load_student(config: Config) -> TransformersPolicy:
     """The student as a learner trains it."""
-    part = config.student
-    return TransformersPolicy.load(model_folder(part.model), dtype=part.dtype, device=part.device, lora=part.lora)
+    part, forbidden = config.student, Vocabularies(config).forbidden
+    return TransformersPolicy.load(
+        model_folder(part.model),
+        dtype=part.dtype,
+        device=part.device,
+        lora=part.lora,
+        seed=config.seed,
+        forbidden=forbidden,
+    )
 
 
 def load_actor(config: Config) -> StudentEngine:
@@ -34,7 +50,7 @@ def load_actor(config: Config) -> StudentEngine:
     part = config.student
     kind = ENGINES[part.engine]
     dtype = part.dtype if kind.local else config.learner.compute
-    return kind.load(_wish(config, part, part.model, dtype=dtype))
+    return kind.load(replace(_wish(config, part, part.model, dtype=dtype), forbidden=Vocabularies(config).forbidden))
 
 
 def _wish(config: Config, part: ModelPart, model: str, *, dtype: str) -> EngineWish:
@@ -46,6 +62,7 @@ def _wish(config: Config, part: ModelPart, model: str, *, dtype: str) -> EngineW
         context=config.prompts.max_prompt_tokens + config.explorer.max_response_tokens,
         sequences=config.explorer.rollouts_in_flight,
         lora=getattr(part, "lora", None),
+        seed=config.seed,
     )
 
 
@@ -60,12 +77,8 @@ def load_teachers(config: Config) -> Teachers:
         return ENGINES[part.engine].load(_wish(config, part, model, dtype=part.dtype))
 
     default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
-    return Teachers(default, {pattern: load(model) for pattern, model in part.by_task.items()})
-
-
-def is_server(model: str) -> bool:
-    """Whether a teacher is an address instead of a folder."""
-    return model.startswith(("http://", "https://"))
+    others = {pattern: load(model) for pattern, model in part.by_task.items()}
+    return Teachers(default, others, Vocabularies(config).foreign)
 
 
 def load_models(config: Config) -> Models:
@@ -77,14 +90,14 @@ def load_models(config: Config) -> Models:
 
 def check_models(config: Config, student: Engine, teachers: Teachers) -> None:
     """The preflight: every teacher reads the student's tokens as the student does."""
-    codec = Codec(student.tokenizer)
-    named: dict[str, Engine] = {"student": student, "teacher": teachers.default}
-    named |= {f"teacher of {pattern}": teacher for pattern, teacher in teachers.by_task.items()}
-    for role, engine in named.items():
+    vocabularies = Vocabularies(config)
+    vocabularies.check()
+    shared, own = vocabularies.student_codec(), vocabularies.teacher_codecs()
+    engines: dict[str, Engine] = {"student": student, "teacher": teachers.default}
+    engines |= {teacher_of(pattern): teacher for pattern, teacher in teachers.by_task.items()}
+    for role, engine in engines.items():
         if engine.tokenizer is None:
-            _check_hidden_vocabulary(engine, student.tokenizer, config.teacher, role=role)
-        else:
-            check_vocabularies(student.tokenizer, engine.tokenizer, role=role)
+            _check_hidden_vocabulary(engine, student.tokenizer, vocabularies.roles[role], role=role)
         check_lengths(
             engine,
             role=role,
@@ -92,18 +105,39 @@ def check_models(config: Config, student: Engine, teachers: Teachers) -> None:
             max_response_tokens=config.explorer.max_response_tokens,
         )
         tolerance = TOLERANCE if engine.exact else ROUGH_TOLERANCE
-        prompt = [*codec.open_user_first, *codec.open_response]
+        prompt = _first_prompt(own.get(role, shared))
         check_alignment(engine, role=role, prompt=prompt, max_tokens=8, tolerance=tolerance)
+        if role != "student" and teachers.foreign:
+            rollout = _one_turn(student, _first_prompt(shared), prompt)
+            check_masked(
+                score_rollouts(engine, [rollout], foreign=teachers.foreign)[0].turns, teachers.foreign, role=role
+            )
 
 
-def _check_hidden_vocabulary(engine: Engine, student: Any, part: TeacherPart, *, role: str) -> None:
-    """A server shows no tokenizer. If the model that it was asked for lies here too, its tokenizer does.
+def _first_prompt(codec: Codec) -> list[int]:
+    return [*codec.open_user_first, *codec.open_response]
 
-    In any case the server must know the student's last token.
-    """
-    if part.url and role == "teacher" and (Path(part.model) / "tokenizer_config.json").is_file():
-        check_vocabularies(student, load_tokenizer(Path(part.model)), role=role)
-    last = max(student.get_vocab().values())
+
+def _one_turn(student: Engine, prompt: list[int], teacher_prompt: list[int]) -> Rollout:
+    """A response of the student as a row that a teacher can score."""
+    [response] = student.respond([prompt], temperature=1.0, max_tokens=64, seeds=[0])
+    turn = Turn(
+        "preflight",
+        0,
+        task="",
+        version=0,
+        prompt_ids=prompt,
+        response_ids=response.ids,
+        student_logprobs=response.logprobs.tolist(),
+        action_mask=[1] * len(response.ids),
+    )
+    return Rollout("preflight", (turn,), teacher_prompts=(teacher_prompt,))
+
+
+def _check_hidden_vocabulary(engine: Engine, student: Any, teacher: Any | None, *, role: str) -> None:
+    """A server shows no tokenizer; it must know the last token of the student's, or of its own in `teacher`."""
+    ids = set(student.get_vocab().values())
+    last = max(ids if teacher is None else ids & set(teacher.get_vocab().values()))
     try:
         engine.score([[last, last]], [[(1, 2)]])
     except InputError as error:

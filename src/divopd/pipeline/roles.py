@@ -24,8 +24,8 @@ from divopd.pipeline.live import learn
 from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.pipeline.processes import REFUSED, kind_of
 from divopd.pipeline.rollouts import TrainingRollouts, has_room
+from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.wishes import Stopped
-from divopd.prompts import Codec
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 from divopd.teacher import RETRY_S, Absence, score_rollouts
@@ -41,7 +41,10 @@ def explore(access: Access) -> None:
     flight have ended; as long as there are none, the next one begins wherever one has ended.
     """
     student, teachers = load_actor(access.config), None
-    rollouts = TrainingRollouts(access.config, Codec(student.tokenizer))
+    vocabularies = Vocabularies(access.config)
+    rollouts = TrainingRollouts(
+        access.config, vocabularies.student_codec(), teacher_reader=vocabularies.teacher_reader()
+    )
     if rollouts.method.recovers:
         teachers = load_teachers(access.config).retrying(begins=lambda error: None, waits=access.check)
     version = -1
@@ -97,7 +100,7 @@ def teach(access: Access) -> None:
         held, away = 0, None
         for teacher, share in teachers.shares(waiting):
             try:
-                scored = score_rollouts(teacher, share)
+                scored = score_rollouts(teacher, share, foreign=teachers.foreign)
             except TeacherAwayError as error:
                 held, away = held + len(share), error
                 continue
@@ -116,7 +119,7 @@ def evaluate(access: Access) -> None:
     """Evaluate every version that is due, as soon as it is published; ends after the last one."""
     os.nice(15)  # where cores are few, learner and explorers come first
     student = load_actor(access.config)
-    exam = exam_of(access.config, Codec(student.tokenizer))
+    exam = exam_of(access.config, Vocabularies(access.config).student_codec())
     last = access.config.learner.updates
 
     def recalled(sentence: str) -> None:

@@ -12,7 +12,7 @@ from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
-from divopd.prompts import Codec
+from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
 
@@ -25,7 +25,7 @@ class TrainingRollouts:
     A curriculum may limit their depth; it wants to `hear` of what has arrived.
     """
 
-    def __init__(self, config: Config, codec: Codec) -> None:
+    def __init__(self, config: Config, codec: Codec, *, teacher_reader: Callable[[str], Reader] | None = None) -> None:
         self.config = config
         self.method = find_method(config.method)
         self.curriculum = self.method.curriculum(
@@ -40,6 +40,7 @@ class TrainingRollouts:
             temperature=config.explorer.temperature,
             max_response_tokens=config.explorer.max_response_tokens,
             seed=config.seed,
+            teacher_reader=teacher_reader,
         )
         self._heard = 0  # number of the last arrival that the curriculum was told of
         self._failures = 0  # in a row

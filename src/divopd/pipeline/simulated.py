@@ -32,8 +32,8 @@ from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
+from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.world import Waited, refuse_to_starve
-from divopd.prompts import Codec
 from divopd.records import Clock, Observer
 from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.run.durable_folder import numbered_path
@@ -110,8 +110,9 @@ class SimulatedWorld:
         self.student, self.actor = student, actor
         # real time passes while a teacher is away, virtual time does not
         self.teachers = teachers.retrying(begins=self._note_absence, waits=lambda: self.heed())
-        codec = Codec(student.tokenizer)
-        self.rollouts, self.exam = TrainingRollouts(config, codec), exam_of(config, codec)
+        vocabularies = Vocabularies(config)
+        codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
+        self.rollouts, self.exam = TrainingRollouts(config, codec, teacher_reader=reader), exam_of(config, codec)
         self.heed: Callable[[], None] = lambda: None
         self.elapsed_s = self.learner_s = 0.0
         self.version = 0  # of the learner
@@ -149,13 +150,16 @@ class SimulatedWorld:
         began, size = self.elapsed_s, self.config.composer.batch_size
         limit_s = self.config.learner.max_wait_s
         limit = began + limit_s
-        while self.rollouts_put < self.store.rollouts(available_by=update):
-            self._next_arrival()  # a resume comes to the moment up to which the run had got
         starved, turns = 0.0, self.turns_put
+        while self.rollouts_put < self.store.rollouts(available_by=update):
+            # a resume comes to the moment up to which the run had got
+            rows, before = self.store.rows(composer, update=update, arrived=self.turns_put), self.elapsed_s
+            self._next_arrival()
+            starved += 0.0 if rows else self.elapsed_s - before
         if update < self.store.updates:
             if len(self.store.journal(update).selected) < size:  # it was the limit that ended the wait
                 self._explore(until=max(limit, self.elapsed_s), waiting=True)
-            return Waited(self.elapsed_s - began)
+            return Waited(self.elapsed_s - began, starved)
         while (rows := self.store.rows(composer, update=update)) < size:
             self._wake()
             if self._next_end() >= limit and rows:
@@ -296,8 +300,11 @@ class SimulatedWorld:
         """Virtual seconds from the start of a rollout to its arrival in the queue."""
         costs = self.config.costs
         whole = len(played.turns[-1].prompt.ids) + len(played.turns[-1].response.ids) if played.turns else 0
+        own = played.turns[-1].teacher_prompt if played.turns else None
         acting = played.generated_tokens * costs.generated_token_s + len(played.turns) * costs.environment_step_s
-        return costs.rollout_s + acting + whole * (costs.read_token_s + costs.scored_token_s)
+        more = 0 if own is None else len(own.ids) - len(played.turns[-1].prompt.ids)  # that the teacher reads
+        reading = whole * (costs.read_token_s + costs.scored_token_s) + more * costs.scored_token_s
+        return costs.rollout_s + acting + reading
 
 
 def _slot_to_json(slot: Slot) -> list[Any]:

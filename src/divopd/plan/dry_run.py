@@ -23,6 +23,7 @@ from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, 
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
 from divopd.models.taught import Taught, differences, read_taught
+from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -109,7 +110,8 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
         except InputError as error:
             raise InputError(f"{key}: {error}") from None
     takeover = takeover_note(config, how=how) if how else None
-    notes = [find_tasks(config).note, *taught_otherwise(config, local_models(config)), takeover]
+    taught, vocabularies = taught_otherwise(config, local_models(config)), Vocabularies(config).check()
+    notes = [find_tasks(config).note, vocabularies, *taught, takeover]
     return [note for note in notes if note]
 
 
@@ -176,9 +178,13 @@ def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     local = {config.teacher.model: teacher.facts} if teacher else {}
     local |= _check_other_teachers(config, student, plan)
     _check_extras(config, plan)
+    own = None
+    with plan.noting("teacher.prompt"):
+        own = _check_tokens(config, plan)
     with plan.noting(f"environment {config.environment.name}"):
-        codec = Codec(student.tokenizer) if student and student.tokenizer else CharacterCodec()
-        sample = sample_rollouts(config, codec, train[:ROLLOUTS]) if train else largest_sample(config)
+        template = config.prompts.template
+        codec = Codec(student.tokenizer, template=template) if student and student.tokenizer else CharacterCodec()
+        sample = sample_rollouts(config, codec, train[:ROLLOUTS], own=own) if train else largest_sample(config)
         expected = forecast(config, sample)
         if train:
             _say_work(config, plan, sample, expected)
@@ -244,6 +250,16 @@ def _compare_vocabularies(student: Found | None, teacher: Found | None) -> None:
     """Refuse a teacher with other tokens. Embedded models share a tokenizer, and a server is asked later."""
     if student and teacher and student.tokenizer and teacher.tokenizer:
         check_vocabularies(student.tokenizer, teacher.tokenizer)
+
+
+def _check_tokens(config: Config, plan: Plan) -> Codec | None:
+    """Say what is done about ids that the teacher does not know; how its own prompts are written, if it has some."""
+    vocabularies = Vocabularies(config)
+    if plan.problems or not all(model_folder(model).exists() for model in local_models(config).values()):
+        return None
+    if note := vocabularies.check():
+        plan.say("note", note)
+    return vocabularies.teacher_codecs().get("teacher")
 
 
 def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> dict[str, ModelFacts]:
@@ -328,6 +344,9 @@ def _say_work(config: Config, plan: Plan, sample: Sample, expected: Forecast) ->
         f"a random player makes {sample.turns:.0f} turns, its prompts reach {sample.longest_prompt:,} tokens; "
         f"{sample.truncated_share:.0%} of its turns do not fit into {config.prompts.max_prompt_tokens:,}",
     )
+    if sample.own_scored_once is not None:
+        plan.say("", f"the teacher reads its own prompts: {sample.own_scored_once:,.0f} tokens of a rollout, prefixes "
+                 f"that turns share once; {sample.scored_once:,.0f} if it read the student's")  # fmt: skip
     plan.say("tokens", f"about {_count(expected.trained_tokens)} trained, {_count(expected.scored_tokens)} scored, "
              f"{_count(expected.generated_tokens)} generated in {_count(expected.rollouts)} rollouts")  # fmt: skip
     if config.clock == "simulated":

@@ -14,6 +14,7 @@ from divopd.environments import Environment, make_environment
 from divopd.methods import find_method
 from divopd.models.engine import ENGINES
 from divopd.models.model_files import ModelFacts
+from divopd.models.packing import make_row, merge_rows
 from divopd.prompts import Codec, Conversation
 
 ROLLOUTS = 4  # played to see how prompts grow
@@ -38,6 +39,9 @@ class CharacterCodec:
     def response_ids(self, text: str) -> list[int]:
         return [*self.text_ids(text), 0]
 
+    def adopted(self, ids: Sequence[int]) -> list[int]:
+        return list(ids)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -49,6 +53,8 @@ class Sample:
     whole_tokens: float  # of a rollout, read once
     longest_prompt: int
     truncated_share: float
+    scored_once: float = 0.0  # tokens of a rollout that a teacher reads, prefixes that turns share once
+    own_scored_once: float | None = None  # the same if it reads its own prompts
 
 
 def largest_sample(config: Config) -> Sample:
@@ -64,21 +70,28 @@ def largest_sample(config: Config) -> Sample:
     )
 
 
-def sample_rollouts(config: Config, codec: Any, tasks: Sequence[str]) -> Sample:
-    """Play the tasks with random actions, and measure prompts as the student will see them."""
+def sample_rollouts(config: Config, codec: Any, tasks: Sequence[str], *, own: Codec | None = None) -> Sample:
+    """Play the tasks with random actions, and measure prompts as the student will see them.
+
+    `own` is the codec of a teacher that has prompts of its own.
+    """
     rng = random.Random(0)
     rows: list[tuple[int, int]] = []
     ends: list[int] = []
+    scored: list[list[int]] = []
     truncated = 0
     with ExitStack() as stack:
         environment = make_environment(config.environment.name, **config.environment.settings)
         stack.callback(getattr(environment, "close", lambda: None))
         for task in tasks:
-            lengths, cut = _play(config, codec, environment, task=task, rng=rng)
+            readings, cut = _play(config, [codec, *([own] if own else [])], environment, task=task, rng=rng)
+            lengths = [(len(prompt), len(response)) for prompt, response in readings[0]]
             rows += lengths
             ends.append(sum(lengths[-1]) if lengths else 0)
+            scored.append([sum(s.tokens for s in merge_rows([make_row(*turn) for turn in r])) for r in readings])
             truncated += cut
     count = max(len(rows), 1)
+    means = [sum(tokens) / len(tokens) for tokens in zip(*scored, strict=True)]
     return Sample(
         turns=len(rows) / max(len(tasks), 1),
         response_tokens=sum(response for _, response in rows) / count,
@@ -86,29 +99,32 @@ def sample_rollouts(config: Config, codec: Any, tasks: Sequence[str]) -> Sample:
         whole_tokens=sum(ends) / max(len(ends), 1),
         longest_prompt=max((prompt for prompt, _ in rows), default=0),
         truncated_share=truncated / count,
+        scored_once=means[0] if means else 0.0,
+        own_scored_once=means[1] if own and means else None,
     )
 
 
 def _play(
-    config: Config, codec: Codec, environment: Environment, *, task: str, rng: random.Random
-) -> tuple[list[tuple[int, int]], int]:
-    """Prompt and response tokens of each turn, and how many prompts were cut."""
+    config: Config, codecs: Sequence[Codec], environment: Environment, *, task: str, rng: random.Random
+) -> tuple[list[list[tuple[list[int], list[int]]]], int]:
+    """Prompt and response of each turn as each codec writes them, and how many prompts of the first were cut."""
     style = config.prompts
     # a thought of a quarter of what is allowed: nobody knows before the student has answered
     thought = "x" * (config.explorer.max_response_tokens // 4 * CHARACTERS_PER_TOKEN)
     seen = environment.reset(task)
-    conversation = Conversation(style, codec, seen)
-    rows: list[tuple[int, int]] = []
+    conversations = [Conversation(style, codec, seen) for codec in codecs]
+    readings: list[list[tuple[list[int], list[int]]]] = [[] for _ in codecs]
     cut = 0
-    while not seen.done and len(rows) < config.environment.horizon:
-        prompt = conversation.prompt()
+    while not seen.done and len(readings[0]) < config.environment.horizon:
         action = rng.choice(seen.allowed_actions) if seen.allowed_actions else "look around"
-        response = codec.response_ids(style.render(action, thought=thought))[: config.explorer.max_response_tokens]
-        rows.append((len(prompt.ids), len(response)))
-        cut += prompt.truncated
+        said = codecs[0].response_ids(style.render(action, thought=thought))[: config.explorer.max_response_tokens]
+        cut += conversations[0].prompt().truncated
+        for codec, conversation, reading in zip(codecs, conversations, readings, strict=True):
+            reading.append((conversation.prompt().ids, codec.adopted(said)))
         seen = environment.step(action)
-        conversation.add(response, action, seen)
-    return rows, cut
+        for conversation in conversations:
+            conversation.add(said, action, seen)
+    return readings, cut
 
 
 @dataclass(frozen=True)

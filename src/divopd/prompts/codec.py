@@ -7,10 +7,11 @@ never change when a later one is added.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from divopd.errors import AlignmentError
+from divopd.prompts.vocabulary import Spelling, spelled_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -24,11 +25,18 @@ class Codec:
 
     `open_system` + text + `open_user` + text + `open_response` is the first prompt (`open_user_first` + text +
     `open_response` without a system text); `close_response` stands between a response and the next observation.
-    A response ends with `stop`.
+    A response ends with `stop`. `template`: arguments of the chat template, such as `enable_thinking`. `spelling`: ids
+    of the other model that this tokenizer does not have.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        template: Mapping[str, Any] | None = None,
+        spelling: Spelling | None = None,
+    ) -> None:
+        self._tokenizer, self._template, self._spelling = tokenizer, dict(template or {}), spelling or {}
         system, user = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}
         answer, later = {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _LATER}
         whole = self._render([system, user, answer, later], (_SYSTEM, _USER, _ANSWER, _LATER))
@@ -68,6 +76,10 @@ class Codec:
         """A response as a policy would sample it: plain text and the stop token."""
         return [*self.text_ids(text), self.stop]
 
+    def adopted(self, ids: Sequence[int]) -> list[int]:
+        """A response as this tokenizer can write it: an id of the other model that it lacks is spelled out."""
+        return spelled_out(ids, self._spelling)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without control tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -87,7 +99,9 @@ class Codec:
         from jinja2 import TemplateError
 
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self._template
+            )
         except TemplateError as error:
             raise AlignmentError(f"the chat template refuses system, user and assistant messages: {error}") from None
         pieces = re.split("|".join(marks), str(text))

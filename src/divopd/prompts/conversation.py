@@ -18,6 +18,17 @@ class Prompt:
     truncated: bool
 
 
+@dataclass(frozen=True)
+class Reader:
+    """How a model reads a rollout: the look of its prompts, its tokenizer and its chat template.
+
+    The student has one. A teacher has one of its own, or reads the student's prompts (`teacher.prompt`).
+    """
+
+    style: PromptStyle
+    codec: Codec
+
+
 class Conversation:
     """Holds what was seen and said in one rollout and builds the prompt of the next turn.
 
@@ -55,7 +66,7 @@ class Conversation:
     def add(self, response_ids: Sequence[int], action: str | None, observation: Observation) -> None:
         """A turn is over: what was answered (by the student or by the teacher in its place) and what was seen then."""
         self._past.append((action, observation))
-        close = self._codec.close_response
+        response_ids, close = self._codec.adopted(response_ids), self._codec.close_response
         if response_ids and response_ids[-1] == self._codec.stop:
             close = close[1:]  # the response has ended itself
         seen = self._codec.text_ids(self._style.describe(observation))

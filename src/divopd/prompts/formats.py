@@ -175,6 +175,15 @@ ONE_MESSAGE: Mapping[str, Callable[[Observation, Past, int], str]] = {
 }
 
 
+# a first observation that each format takes: with it a prompt shows the format's own text
+EXAMPLES: Mapping[Format, str] = {
+    "chat": "",
+    "gigpo-alfworld": f"{_ALFWORLD_TASK}x",
+    "gigpo-webshop": _WEBSHOP_SEPARATOR.join(["WebShop", "Instruction:", "x", "Search"]),
+    "embodied-planner": "x\n\nx",
+}
+
+
 def experiment_text(text: str) -> str:
     """ScienceWorld's first observation (the task, a blank line, a look around) as Embodied-Planner-R1 reads it."""
     task, found, seen = text.partition("\n\n")

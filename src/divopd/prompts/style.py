@@ -1,7 +1,8 @@
 """How a prompt looks and how a response is read, as settings."""
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from divopd.environments.environment import Observation
@@ -25,6 +26,7 @@ class PromptStyle:
     `answer`: `think` wants `<think>…</think><action>…</action>`, `labelled` the lines `Thought: …` and `Action: …`,
     `terse` the bare action. `format`: `chat` is ours; the others are those of the paper's teachers (formats.py). An
     observation beyond `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked.
+    `template`: arguments for the chat template of the tokenizer, such as `enable_thinking`.
     """
 
     system: str = ""
@@ -34,6 +36,7 @@ class PromptStyle:
     format: Format = "chat"
     max_observation_chars: int = 12_000
     max_prompt_tokens: int = 10_240
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         named = self.history in ("full", "none")

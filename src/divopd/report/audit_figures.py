@@ -198,13 +198,16 @@ def draw_time(runs: Figures, path: Path) -> None:
         for place, (name, run) in enumerate(runs.items()):
             colour = PALETTE[place % len(PALETTE)]
             left.scatter(run["tokens"], run["step_s"], s=9, color=colour, label=name.replace("$", r"\$"))
-        left.set(xlabel="tokens of a batch", ylabel="seconds of an update", xlim=(0, None), ylim=(0, None))
-        left.legend(loc="lower right")
+        largest = {of: max(max(run[of]) for run in runs.values()) for of in ("tokens", "step_s")}
+        left.set(xlabel="tokens of a batch", ylabel="seconds of an update")
+        left.set(xlim=(0, 1.06 * largest["tokens"] or 1), ylim=(0, 1.06 * largest["step_s"] or 1))
+        left.legend(loc="lower left")
         starts = [0.0] * len(runs)
         stages = dict.fromkeys(stage for run in runs.values() for stage in run["stages_s"])
         for place, stage in enumerate(stages):
             seconds = [run["stages_s"].get(stage, 0.0) / len(run["tokens"]) for run in runs.values()]
-            right.barh(range(len(runs)), seconds, left=starts, color=PALETTE[place % len(PALETTE)], label=stage)
+            colour = PALETTE[place % len(PALETTE)]
+            right.barh(range(len(runs)), seconds, left=starts, color=colour, height=0.6, label=stage)
             starts = [start + second for start, second in zip(starts, seconds, strict=True)]
         right.set_yticks(range(len(runs)), [name.replace("$", r"\$") for name in runs])
         right.set(xlabel="real seconds of an update, by stage")

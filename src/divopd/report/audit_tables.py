@@ -199,7 +199,7 @@ TABLES = {
         "time: what an update takes, by the tokens of its batch",
         ["what", ""],
         _time,
-        "On the virtual clock an update takes what `costs` say, so its correlation is 1 unless they are constant",
+        "on the virtual clock seconds follow from costs: they correlate by 1 if costs.trained_token_s is above 0",
     ),
     "kinds": (
         "kinds: whether a kind of task starves",

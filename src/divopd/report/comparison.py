@@ -13,7 +13,7 @@ from divopd.errors import InputError, MissingExtraError
 from divopd.methods import METHODS
 from divopd.metrics import Utilization, batch_figures, mean_of_last
 from divopd.records import BatchFigures
-from divopd.replay import Recording, replay, utilization_of
+from divopd.replay import Recording, replay, utilization_of, weighed_by_batch
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 ORANGE, BLUE, GREY = "#D55E00", "#0072B2", "#999999"
@@ -86,7 +86,7 @@ def _notes(recording: Recording, comparison: Mapping[str, Replayed]) -> list[str
         notes.append(
             f"a replay cannot show what {' and '.join(acting)} {do} in the explorer: only the composer is here"
         )
-    return notes
+    return [*notes, *filter(None, [weighed_by_batch(recording, comparison)])]
 
 
 def _cells(result: Replayed) -> list[str]:

@@ -135,7 +135,8 @@ def _costs(comparison: RunComparison, clock: Clock) -> "Table":
     table = new_table(
         f"cost to {comparison.target} % (τ, {printable(comparison.target_origin)})",
         ["run", "update", *(headings[name] for name in CURRENCIES)],
-        caption=f"×: cost of {printable(comparison.reference)} by cost of the run; above 1 favours the run",
+        caption=f"×: cost of {printable(comparison.reference)} by cost of the run; above 1 favours the run; learner: "
+        f"seconds of its steps times its ranks; {clock}: its steps and its waits for batches",
     )
     for one in comparison.standings:
         table.add_row(printable(one.run), *_cost_cells(one))

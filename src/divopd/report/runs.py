@@ -24,8 +24,8 @@ class Costs:
 
     trained_tokens: int = 0  # of every row whole, prompt and response: the cost of updates
     computed_tokens: int = 0  # read by the learner, shared prefixes once
-    learner_s: float = 0.0
-    elapsed_s: float = 0.0
+    learner_s: float = 0.0  # GPU time: seconds of the learner's steps, times its ranks
+    elapsed_s: float = 0.0  # wall time: the learner's steps and its waits for batches, on the run's clock
     scored_tokens: int = 0  # by the teacher
     generated_tokens: int = 0  # by the explorers
 
@@ -106,14 +106,15 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
         dead_rows = sum(store.dead_rows().values())
         used = utilization_so_far(rollouts, settings, updates=store.updates)
-    costs = costs_by_version(updates)
+    config = stored_config(folder)
+    costs = costs_by_version(updates, ranks=ranks_of(config))
     evaluated = tuple(Evaluated(v, one.success_rate, costs_at(v, costs)) for v, one in evaluations.items())
     return RunFigures(
         name=name or folder.resolve().name,
         folder=folder,
         method=settings.method,
         seed=settings.seed,
-        config=stored_config(folder),
+        config=config,
         clock=next(iter(updates.values())).clock,
         evaluations=evaluated,
         batches=tuple(one.batch for one in updates.values()),
@@ -131,14 +132,24 @@ def stored_config(folder: Path) -> dict[str, Any]:
     return read_layers(stored, ()).data if stored.exists() else {}
 
 
-def costs_by_version(updates: Mapping[int, UpdateRecord]) -> dict[int, Costs]:
+def ranks_of(config: Mapping[str, Any]) -> int:
+    """How many ranks the learner of a stored configuration has."""
+    learner = config.get("learner")
+    ranks = learner.get("ranks") if isinstance(learner, Mapping) else None
+    return ranks if isinstance(ranks, int) and ranks > 0 else 1
+
+
+def costs_by_version(updates: Mapping[int, UpdateRecord], *, ranks: int) -> dict[int, Costs]:
     """The costs of every version that updates have made, from their records; version 0 cost nothing.
 
     An evaluation belongs to its version, so it costs what the version had cost, however late it was played.
     """
-    return {0: Costs()} | {
-        update + 1: Costs(**asdict(record.spent), elapsed_s=record.elapsed_s) for update, record in updates.items()
-    }
+    costs, waited_s = {0: Costs()}, 0.0
+    for update, record in updates.items():
+        waited_s += record.waited_s
+        seconds = {"learner_s": ranks * record.spent.learner_s, "elapsed_s": record.spent.learner_s + waited_s}
+        costs[update + 1] = Costs(**asdict(record.spent) | seconds)
+    return costs
 
 
 def arrival_per_drain_of(updates: Mapping[int, UpdateRecord]) -> float | None:

@@ -25,6 +25,8 @@ class StoredTurn(NamedTuple):
     disagreement: float
     tokens: int
     valid_tokens: int
+    rollout_turns: int | None
+    rollout_valid_tokens: int | None
     first_seen: int | None  # None: never in a pool
     fate: Fate
 
@@ -36,7 +38,8 @@ class StoredTurn(NamedTuple):
         """The turn as a composer sees it at this update: a fresh turn is first seen now."""
         first_seen = update if self.first_seen is None else self.first_seen
         measured = self.reason, self.disagreement, self.tokens, self.valid_tokens
-        return Candidate(self.rollout, self.turn, self.task, self.version, first_seen, *measured)
+        whole = self.rollout_turns, self.rollout_valid_tokens
+        return Candidate(self.rollout, self.turn, self.task, self.version, first_seen, *measured, *whole)
 
 
 class Account(NamedTuple):

@@ -1,8 +1,8 @@
 """The tokens of a turn as bytes: the part of a stored turn that only a learner and an audit read.
 
-Little-endian: one byte of flags, the lengths of six lists (-1: the list is missing), reward, rollout_turns, and then
-the lists: int32 ids, float64 log probabilities, one byte per mask entry. NaN, infinities and lists of unequal length
-come back as they were: whether a turn is valid is not this module's question.
+Little-endian: one byte of flags, the lengths of six lists (-1: the list is missing), reward, the rollout's turns and
+valid tokens, and then the lists: int32 ids, float64 log probabilities, one byte per mask entry. NaN, infinities and
+lists of unequal length come back as they were: whether a turn is valid is not this module's question.
 """
 
 import json
@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
@@ -17,7 +18,8 @@ from divopd.turns import MAX_LINE_BYTES, Rollout, TeacherTurn, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
 TEACHER_TURNS_FORMAT = 1
-_HEADER = struct.Struct("<B6idq")
+_HEADER = struct.Struct("<B6id2q")
+_ID = struct.Struct("<i")
 _LISTS = (
     ("prompt_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
     ("response_ids", "i", "token ids (integers from 0 to 2^31 - 1)"),
@@ -27,7 +29,7 @@ _LISTS = (
     ("teacher_mask", "B", "0 and 1, or None"),
 )
 _BYTES = {"i": 4, "d": 8, "B": 1}
-_TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS = 1, 2, 4, 8, 16
+_TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS, _ROLLOUT_VALID_TOKENS = 1, 2, 4, 8, 16, 32
 
 
 def encode_turn(turn: Turn) -> bytes:
@@ -51,7 +53,9 @@ def encode_turn(turn: Turn) -> bytes:
     flags |= _REWARD * (turn.reward is not None)
     flags |= _OUTCOME * (turn.success is not None) | _SUCCESS * bool(turn.success)
     flags |= _ROLLOUT_TURNS * (turn.rollout_turns is not None)
-    payload = _HEADER.pack(flags, *lengths, turn.reward or 0.0, turn.rollout_turns or 0) + b"".join(chunks)
+    flags |= _ROLLOUT_VALID_TOKENS * (turn.rollout_valid_tokens is not None)
+    ending = turn.reward or 0.0, turn.rollout_turns or 0, turn.rollout_valid_tokens or 0
+    payload = _HEADER.pack(flags, *lengths, *ending) + b"".join(chunks)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise TurnFormatError(
             f"rollout {turn.rollout!r} turn {turn.turn}: {len(payload)} bytes; a turn takes at most {MAX_PAYLOAD_BYTES}"
@@ -69,7 +73,7 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
         raise NotAStoreError(
             f"{where}: its stored tokens are damaged ({len(payload)} bytes); restore the store from a copy"
         )
-    flags, *lengths, reward, rollout_turns = _HEADER.unpack_from(payload)
+    flags, *lengths, reward, rollout_turns, rollout_valid_tokens = _HEADER.unpack_from(payload)
     sizes = [max(length, 0) * _BYTES[code] for length, (_, code, _) in zip(lengths, _LISTS, strict=True)]
     if len(payload) != _HEADER.size + sum(sizes) or min(lengths[:2]) < 0 or min(lengths) < -1:
         raise NotAStoreError(f"{where}: its stored tokens do not fit their own lengths; restore the store from a copy")
@@ -85,17 +89,24 @@ def decode_turn(payload: bytes, **identity: Any) -> Turn:
         reward=reward if flags & _REWARD else None,
         success=bool(flags & _SUCCESS) if flags & _OUTCOME else None,
         rollout_turns=rollout_turns if flags & _ROLLOUT_TURNS else None,
+        rollout_valid_tokens=rollout_valid_tokens if flags & _ROLLOUT_VALID_TOKENS else None,
     )
 
 
 def encode_rollout(rollout: Rollout) -> bytes:
-    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns."""
+    """A whole rollout: a line of JSON with what payloads do not hold, then the payloads of its turns.
+
+    Prompts that only the teacher reads follow them.
+    """
     payloads = [encode_turn(turn) for turn in rollout.turns]
     turns = [(t.turn, t.version, t.available_at, len(data)) for t, data in zip(rollout.turns, payloads, strict=True)]
+    own = [_encode_list(ids, "i") for ids in rollout.teacher_prompts or ()]
     head: dict[str, Any] = {"rollout": rollout.id, "task": rollout.task, "turns": turns}
     if rollout.teacher_turns:
         head["teacher_turns"] = _teacher_turns_to_json(rollout.teacher_turns)
-    return b"".join([json.dumps(head).encode(), b"\n", *payloads])
+    if rollout.teacher_prompts is not None:
+        head["teacher_prompts"] = [len(ids) // _BYTES["i"] for ids in own]
+    return b"".join([json.dumps(head).encode(), b"\n", *payloads, *own])
 
 
 def decode_rollout(content: bytes) -> Rollout:
@@ -109,7 +120,15 @@ def decode_rollout(content: bytes) -> Rollout:
         turns.append(decode_turn(content[start : start + size], **identity))
         start += size
     taught = _teacher_turns_from_json(head["teacher_turns"]) if "teacher_turns" in head else ()
-    return Rollout(head["rollout"], tuple(turns), taught)
+    own = _teacher_prompts(content[start:], head["teacher_prompts"]) if "teacher_prompts" in head else None
+    return Rollout(head["rollout"], tuple(turns), taught, own)
+
+
+def _teacher_prompts(content: bytes, lengths: list[int]) -> tuple[list[int], ...]:
+    if len(content) != _ID.size * sum(lengths):
+        raise ValueError("prompts of the teacher do not fit their lengths")
+    ids = iter([id_ for (id_,) in _ID.iter_unpack(content)])
+    return tuple(list(islice(ids, length)) for length in lengths)
 
 
 def encode_teacher_turns(turns: Sequence[TeacherTurn]) -> bytes:
@@ -135,11 +154,11 @@ def _teacher_turns_from_json(data: dict[str, Any]) -> tuple[TeacherTurn, ...]:
 
 
 def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
-    turn = TeacherTurn(data["turn"], tuple(data["response_ids"]), data["action"], data["seen"])
-    numbers = all(type(number) is int and 0 <= number < 2**31 for number in (turn.turn, *turn.response_ids))
-    if not numbers or not isinstance(turn.action, str | None) or not isinstance(turn.seen, str):
+    number, ids, action, seen = (data[name] for name in ("turn", "response_ids", "action", "seen"))
+    whole = all(type(value) is int and 0 <= value < 2**31 for value in (number, *ids))
+    if not whole or not isinstance(action, str | None) or not isinstance(seen, str):
         raise TypeError("not a turn of the teacher")
-    return turn
+    return TeacherTurn(number, tuple(ids), action, seen)
 
 
 def digest_of(*parts: bytes) -> bytes:

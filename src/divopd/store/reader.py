@@ -21,7 +21,7 @@ RecordKind = Literal["update", "evaluation", "teacher_turns"]
 Record = TypeVar("Record")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, t.version, r.available_at, t.reason, t.disagreement, t.tokens,
-    t.valid_tokens, t.first_seen, t.fate, t.fate_update"""
+    t.valid_tokens, t.rollout_turns, t.rollout_valid_tokens, t.first_seen, t.fate, t.fate_update"""
 _FATES = frozenset(Account._fields[1:])
 # CROSS JOIN fixes the order of the loops: the first table leads
 BY_ARRIVAL = f"SELECT {_LIGHT} FROM turns t CROSS JOIN rollouts r ON r.number = t.rollout "

@@ -9,7 +9,7 @@ from typing import Literal
 
 from divopd.errors import ConflictError, NotAStoreError, StoreError
 
-FORMAT = 3
+FORMAT = 4
 APPLICATION_ID = 0x64697664  # "divd", at byte 68 of the file
 MAGIC = b"SQLite format 3\0"
 HEADER = ("application_id", "user_version")
@@ -53,6 +53,8 @@ TABLES = (
         disagreement REAL NOT NULL,
         tokens INTEGER NOT NULL,
         valid_tokens INTEGER NOT NULL,
+        rollout_turns INTEGER,                  -- of the whole rollout, as the turn says it: for row weights
+        rollout_valid_tokens INTEGER,
         first_seen INTEGER,
         fate TEXT NOT NULL DEFAULT 'queued',
         fate_update INTEGER,

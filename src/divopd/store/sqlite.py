@@ -141,8 +141,8 @@ class Store(StoreReader):
         assert number is not None, "an INSERT has a row"
         first = self._one("SELECT seq FROM sqlite_sequence WHERE name = 'turns'", default=0) + 1
         self._db.executemany(
-            "INSERT INTO turns (arrival, rollout, turn, version, digest, reason, disagreement, tokens, valid_tokens) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO turns (arrival, rollout, turn, version, digest, reason, disagreement, tokens, valid_tokens, "
+            "rollout_turns, rollout_valid_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             ((first + place, number, *row[:-1]) for place, row in enumerate(rows)),
         )
         payloads = ((first + place, row[-1]) for place, row in enumerate(rows))
@@ -151,12 +151,12 @@ class Store(StoreReader):
 
     def outcomes(self, *, after: int) -> list[Outcome]:
         """How the rollouts ended that arrived after number `after`, in order of arrival; 0 asks for all of them."""
-        query = """SELECT r.number, r.version, r.success, t.disagreement
+        query = """SELECT r.number, r.version, r.success, t.disagreement, t.valid_tokens
             FROM rollouts r CROSS JOIN turns t ON t.rollout = r.number WHERE r.number > ? ORDER BY r.number, t.turn"""
         with self.snapshot():
             rows = self._db.execute(query, (after,)).fetchall()
         return [
-            Outcome(number, version, bool(success), tuple(disagreement for *_, disagreement in turns))
+            Outcome(number, version, bool(success), tuple(row[3:] for row in turns))
             for (number, version, success), turns in groupby(rows, key=lambda row: row[:3])
         ]
 
@@ -167,14 +167,15 @@ class Store(StoreReader):
         with self._transaction():
             return self._one("UPDATE state SET epoch = epoch + 1 RETURNING epoch")
 
-    def rows(self, composer: Composer, *, update: int) -> int:
+    def rows(self, composer: Composer, *, update: int, arrived: int | None = None) -> int:
         """How many rows this composer could choose from now: by it a learner knows whether to wait.
 
-        Stale turns do not count, and for a composer with a gate neither do invalid ones.
+        Stale turns do not count, and for a composer with a gate neither do invalid ones. With `arrived`, how many there
+        were before this update was composed, when so many turns had arrived.
         """
         oldest = composer.oldest_version(update)
         with self.snapshot():
-            pool = self._read_pool(composer, update)
+            pool = self._read_pool(composer, update) if arrived is None else self._past_pool(composer, update, arrived)
         return sum(turn.version >= oldest and (turn.reason is None or not composer.gated) for turn in pool)
 
     def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
@@ -230,6 +231,13 @@ class Store(StoreReader):
         fresh = composer.read(available(map(stored_turn, queue), update=update), update=update, pending=pending)
         queue.close()
         return pending + fresh
+
+    def _past_pool(self, composer: Composer, update: int, arrived: int) -> list[StoredTurn]:
+        """What `_read_pool` gave before this update was composed, when so many turns had arrived."""
+        before = self._one("SELECT watermark FROM updates WHERE number = ?", update - 1, default=0)
+        pending = self.pending_after(update - 1) if update else []
+        queue = self._stored(BY_ARRIVAL + "WHERE t.arrival BETWEEN ? AND ? ORDER BY t.arrival", before + 1, arrived)
+        return pending + composer.read(available(queue, update=update), update=update, pending=pending)
 
     def _check_epoch(self, epoch: int) -> None:
         current = self._one("SELECT epoch FROM state")
@@ -322,15 +330,16 @@ if TYPE_CHECKING:
 
 
 def _row_of(turn: Turn) -> tuple[Any, ...]:
-    """(turn, version, digest, reason, disagreement, tokens, valid tokens, payload): all that put computes of a turn."""
+    """The columns of a turn from `turn` on, and its payload: all that put computes of it."""
     light = {name: getattr(turn, name) for name in ("rollout", "turn", "task", "version", "prompt_truncated")}
-    light |= {name: getattr(turn, name) for name in ("reward", "success", "rollout_turns")}
+    light |= {name: getattr(turn, name) for name in ("reward", "success", "rollout_turns", "rollout_valid_tokens")}
     # the lists are checked by encode_turn, available_at by _arrival_update
     turn_from_json(light | {"available_at": turn.version}, where=f"rollout {turn.rollout!r}")
     payload = encode_turn(turn)
     candidate = candidate_of(turn, first_seen=0)
     measured = (candidate.reason, candidate.disagreement, candidate.tokens, candidate.valid_tokens)
-    return (turn.turn, turn.version, digest_of(payload), *measured, payload)
+    whole = (candidate.rollout_turns, candidate.rollout_valid_tokens)
+    return (turn.turn, turn.version, digest_of(payload), *measured, *whole, payload)
 
 
 def _ending_of(rollout: Rollout) -> tuple[int | None, float | None]:

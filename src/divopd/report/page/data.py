@@ -16,7 +16,7 @@ from divopd.report.explanation import explain
 from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, queue_pressure
 from divopd.report.run_comparison import flat_settings
-from divopd.report.runs import costs_at, costs_by_version, stored_config, utilization_so_far
+from divopd.report.runs import costs_at, costs_by_version, ranks_of, stored_config, utilization_so_far
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
@@ -75,7 +75,7 @@ def summary(store: StoreViews, name: str) -> Json:
 def learning(store: StoreViews) -> Json:
     """Every evaluation with what its version had cost."""
     updates = store.update_records()
-    costs = costs_by_version(updates)
+    costs = costs_by_version(updates, ranks=ranks_of(stored_config(store.path.parent)))
     evaluations = [
         encode_evaluation(record) | asdict(costs_at(version, costs)) for version, record in store.evaluations().items()
     ]
