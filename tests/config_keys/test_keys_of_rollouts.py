@@ -116,6 +116,22 @@ def test_arguments_reach_the_chat_template(lab: Lab, models: Path, tmp_path: Pat
     assert "prompts.template has remarked, which the student's chat template does not use" in refused.said
 
 
+@checks("prompts.format")
+def test_a_format_writes_every_prompt_as_its_teacher_knows_it(lab: Lab) -> None:
+    """One message with the last steps, instead of a conversation; an environment without its words is refused."""
+    here = ("environment={name: alfworld-small, horizon: 3}", "prompts={answer: think, actions: listed, history: 2}")
+    plain, gigpo = lab.run(*here), lab.run(*here, "prompts.format=gigpo-alfworld")
+    assert plain.code == gigpo.code == 0, gigpo.said
+    for turns in gigpo.begun:
+        words = [" ".join(gigpo.prompt(turn).split()) for turn in turns if not turn.prompt_truncated]
+        assert [text.count("<|see|>") for text in words] == [1] * len(words)
+        assert [f"already taken {n} step" in text for n, text in enumerate(words)] == [False, True, True][: len(words)]
+    assert not any("already taken" in " ".join(plain.prompt(turn).split()) for turn in plain.rows)
+    refused = lab.run("prompts={answer: think, history: 2}", "prompts.format=gigpo-alfworld")
+    assert refused.code != 0
+    assert "prompts.format is gigpo-alfworld, but the first observation" in refused.said
+
+
 @changing("prompts.max_observation_chars", "5")
 def test_long_observations_are_cut(before: Run, after: Run) -> None:
     """After the first five characters of `train-3 turn 0`, and of the list of actions."""
