@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
+from divopd.cli import main
 from divopd.config import Config, load_config
 from divopd.environments import Observation
 from divopd.errors import AlignmentError, InputError
@@ -376,3 +377,17 @@ def test_a_run_with_own_prompts_trains_on_known_tokens_only(pair: Path, tmp_path
 def test_the_papers_qwen3_settings_let_the_teacher_read_its_own_prompts(setting: str) -> None:
     found = load_config(ROOT / "configs" / setting / "divopd.yaml")
     assert (found.teacher.prompt, dict(found.prompts.template)) == ("own", {"enable_thinking": False})
+
+
+def test_a_teacher_that_takes_over_reads_prompts_as_in_training(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`evaluate TEACHER --after STUDENT`: its own ones where the configuration says so; shared ones are refused."""
+    for prompt, code in (("own", 0), ("shared", 2)):
+        file = tmp_path / f"{prompt}.yaml"
+        file.write_text(settings(pair, prompt=prompt).to_yaml(), encoding="utf-8")
+        command = ["evaluate", str(pair / "teacher"), "--config", str(file), "--after", str(pair / "student")]
+        assert main([*command, "--after-turns", "1", "--tasks", "2", "--json"]) == code
+        said = capsys.readouterr()
+        assert ('"tasks": 2' in said.out) == (code == 0)
+        assert ("set teacher.prompt to own" in said.err) == (code == 2)

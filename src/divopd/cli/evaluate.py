@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,10 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from divopd.evaluation import exam_of, open_at_takeover
+    from divopd.pipeline.vocabularies import Vocabularies
     from divopd.plan.dry_run import taught_otherwise
     from divopd.prompts import Codec
     from divopd.records import encode_evaluation
-    from divopd.teacher import check_vocabularies
 
     config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
     playing = {"model": config.student.model} | ({"--after": args.after} if args.after else {})
@@ -81,15 +82,18 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
     policy = _load(config, weights)
-    exam = exam_of(config, Codec(policy.tokenizer, template=config.prompts.template))
     if args.after:
         _check_model(args.after)
-        first = _load(_in_place(config, args.after), None)
-        check_vocabularies(first.tokenizer, policy.tokenizer)
+        pair = _taught_by(_in_place(config, args.after), config.student.model)
+        vocabularies = Vocabularies(pair)
+        vocabularies.check()
+        first, exam = _load(pair, None), exam_of(pair, vocabularies.student_codec())
+        exam = replace(exam, acting=replace(exam.acting, teacher_reader=vocabularies.teacher_reader()))
         taken = exam.play_takeover(policy, student=first, after_turns=args.after_turns)
         played = open_at_takeover(taken, after_turns=args.after_turns)
         more = _compare(played, exam.play(first), what, args, config)
     else:
+        exam = exam_of(config, Codec(policy.tokenizer, template=config.prompts.template))
         played, more = exam.play(policy), {}
     version = int(weights.name) if weights else None
     named = {"what": what, "version": version, "environment": config.environment.name}
@@ -180,6 +184,12 @@ def _check_model(model: str) -> None:
 def _in_place(config: "Config", model: str) -> "Config":
     """The same configuration with another model in the place of the student."""
     return config.model_copy(update={"student": config.student.model_copy(update={"model": model, "lora": None})})
+
+
+def _taught_by(config: "Config", model: str) -> "Config":
+    """The same configuration with this one model as the teacher, which reads prompts as the configuration says."""
+    teacher = config.teacher.model_copy(update={"model": model, "url": None, "by_task": {}})
+    return config.model_copy(update={"teacher": teacher})
 
 
 def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
