@@ -16,13 +16,14 @@ import torch
 import transformers
 
 from divopd.config import Config, load_config
-from divopd.environments import Observation
+from divopd.environments import Observation, make_environment, tasks
 from divopd.errors import AlignmentError
 from divopd.models.model_files import load_tokenizer
 from divopd.pipeline.models import load_models
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.dry_run import make_plan
-from divopd.prompts import Conversation
+from divopd.prompts import Codec, Conversation, style_for
+from divopd.prompts.formats import alfworld_message
 from divopd.prompts.vocabulary import foreign_ids
 
 pytestmark = pytest.mark.slow
@@ -114,3 +115,36 @@ def test_the_papers_setting_repairs_the_real_pair_and_says_so(pair: Path, tmp_pa
     assert "<think>" in load_tokenizer(pair / "teacher").decode(theirs)
     answers = models.student.respond([ours] * 8, temperature=1.0, max_tokens=8, seeds=range(8))
     assert max(id_ for answer in answers for id_ in answer.ids) < 151_665
+
+
+@pytest.mark.parametrize("role", PACKAGES)
+def test_formats_are_the_tokens_on_which_the_papers_teachers_were_trained(pair: Path, role: str) -> None:
+    """GiGPO's one message and Embodied-Planner's conversation with a tool, as the real chat template encodes them."""
+    tokenizer = load_tokenizer(pair / role)
+    codec = Codec(tokenizer)
+    game = make_environment("alfworld-small")
+    first = seen = game.reset(tasks("alfworld-small", "train")[0])
+    style, past = style_for("alfworld", format="gigpo-alfworld"), list[tuple[str | None, Observation]]()
+    conversation = Conversation(style, codec, first)
+    for turn in range(4):
+        message = {"role": "user", "content": alfworld_message(first, past, 2)}
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        assert conversation.prompt().ids == tokenizer.encode(str(text), add_special_tokens=False)
+        action = (seen.allowed_actions or [])[turn]
+        seen = game.step(action)
+        past.append((action, seen))
+        conversation.add(codec.response_ids(style.render(action)), action, seen)
+
+    style = style_for("scienceworld", format="embodied-planner")
+    conversation = Conversation(style, codec, Observation("Your task is to boil water.\n\nThis room is:\n\ta cup"))
+    task = "Task Description:\nYour task is to boil water.\n\nObservation:This room is:\n\ta cup"
+    messages = [{"role": "system", "content": style.system}, {"role": "user", "content": task}]
+    for action in ("open door", "look around"):
+        answer = style.render(action, thought="hm")
+        conversation.add(codec.response_ids(answer), action, Observation("It is open.\n\tyes"))
+        messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "tool", "content": "Observation:It is open.\n\tyes"},
+        ]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert conversation.prompt().ids == tokenizer.encode(str(text), add_special_tokens=False)
