@@ -13,6 +13,7 @@ WAYS = {
     "a browser": "apt-get install chromium",
     "Java": "apt-get install openjdk-17-jre-headless",
     "the official data": "DIVOPD_DATA=FOLDER make test",
+    "npm": "apt-get install npm",
     "strace": "apt-get install strace",
     "the history": "git fetch --unshallow",
     "mounts of one's own": "run it as root",

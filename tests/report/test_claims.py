@@ -473,7 +473,7 @@ def test_the_access_control_is_empty_here() -> None:
     results = gather(plan, ["vanilla-wide"], earlier=True).get("default")
     wide = results.of("vanilla-wide") if results else {}
     if not wide:
-        pytest.skip("for want of stored runs of vanilla-wide")
+        pytest.skip("there are no stored runs of vanilla-wide")
     assert results is not None
     for seed, result in wide.items():
         assert result.run.curve == results.of("vanilla")[seed].run.curve

@@ -12,7 +12,7 @@ from typing import Any
 from divopd.config import Config
 from divopd.environments import Observation
 from divopd.errors import AlignmentError, InputError
-from divopd.models.model_files import load_tokenizer, model_folder, read_model_facts
+from divopd.models.model_files import load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.prompts import Codec, Conversation, Reader
 from divopd.prompts.formats import EXAMPLES
 from divopd.prompts.vocabulary import foreign_ids, named
@@ -27,7 +27,9 @@ class Vocabularies:
 
     @cached_property
     def student(self) -> Any:
-        return self._load(model_folder(self._config.student.model))
+        folder = model_folder(self._config.student.model)
+        require_model(folder)
+        return self._load(folder)
 
     @cached_property
     def default_teacher(self) -> Any | None:
