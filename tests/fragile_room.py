@@ -63,3 +63,41 @@ class StuckRoom(FragileRoom):
         Path("stuck").touch()
         time.sleep(3600)
         return super().step(action)
+
+
+class CrumblingStairs:
+    """Three steps up, and an expert who climbs them. The first `crumbles` resets of all of them break off."""
+
+    crumbles = 0
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        return [f"{split}/{number}" for number in range(2)]
+
+    @staticmethod
+    def expert() -> "Climber":
+        return Climber()
+
+    def reset(self, task: str) -> Observation:
+        del task
+        if CrumblingStairs.crumbles > 0:
+            CrumblingStairs.crumbles -= 1
+            raise EnvironmentFailure("a step crumbled")
+        self.height = 0
+        return Observation("You are at the foot of the stairs.")
+
+    def step(self, action: str) -> Observation:
+        self.height += action == "up"
+        return Observation(f"Step {self.height}.", done=self.height == 3, success=self.height == 3)
+
+
+class Climber:
+    def reset(self, observation: Observation) -> None:
+        del observation
+
+    def act(self, observation: Observation) -> str:
+        del observation
+        return "up"
+
+    def took(self, action: str) -> None:
+        del action

@@ -1,9 +1,17 @@
 """Curricula: where training rollouts begin, how deep they go, and what the expert does in a task."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
 
 from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, RetreatingStart, is_probe
-from divopd.environments import Observation, expert_actions
+from divopd.environments import Observation, expert_actions, make_environment
+from divopd.errors import EnvironmentFailure
+from divopd.models.model_files import load_tokenizer
+from divopd.pipeline.rollouts import FAILURES, TrainingRollouts
+from divopd.prompts import Codec
+from small_runs import config
 
 
 def test_retreating_start() -> None:
@@ -125,3 +133,19 @@ def test_the_depth_is_smoothed_over_probing_versions() -> None:
     late, early = probes(10, [0.0] * 19 + [5.0]), probes(10, [0.0] * 3 + [5.0], version=8)
     assert adapted_depth([*late, *early]) == 14 + 1
     assert adapted_depth([*early, *late]) == 14 + 1  # by version, in whatever order they arrive
+
+
+@pytest.mark.parametrize("crumbles", [0, FAILURES - 1, FAILURES])
+def test_an_expert_plans_again_when_its_environment_breaks_off(models: Path, crumbles: int) -> None:
+    """As often as a run bears it; then the failure is told, and not taken for a task without expert actions."""
+    stairs = f"{Path(__file__).parents[1] / 'fragile_room.py'}:CrumblingStairs"
+    settings = config(models, method="tcod-b2f", environment={"name": stairs, "horizon": 5})
+    rollouts = TrainingRollouts(settings, Codec(load_tokenizer(models / "student")))
+    rooms = type(make_environment(stairs)._environment)  # type: ignore[attr-defined]  # the class that runs load
+    rooms.crumbles = crumbles
+    if crumbles < FAILURES:
+        assert rollouts.start(0, version=0).replayed == ("up", "up")
+    else:
+        with pytest.raises(EnvironmentFailure, match="a step crumbled"):
+            rollouts.start(0, version=0)
+    assert rooms.crumbles == 0
