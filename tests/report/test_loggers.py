@@ -1,6 +1,7 @@
 """Loggers: JSON lines always, and each tracker by its real package, offline, read back with its own reader."""
 
 import json
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -176,6 +177,23 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.data.params["learner/lr"] == "0.0001"
     losses = client.get_metric_history(run.info.run_id, "update/learner/loss")
     assert [(m.step, m.value) for m in losses] == [(n, 0.5 / (n + 1)) for n in range(3)]
+
+
+def test_what_mlflow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A double of its client, for machines without it: the run's folder, every figure by update, and the end."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "doubles" / "packages"))
+    with monkeypatch.context() as context:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+            context.delitem(sys.modules, name)
+        tell(tmp_path, "mlflow")
+        for name in ("mlflow", "mlflow.entities", "mlflow.tracking"):
+            del sys.modules[name]
+    told = json.loads((tmp_path / "mlruns" / "told.json").read_text(encoding="utf-8"))
+    assert (told["experiment"], told["name"], told["status"]) == ("divopd", tmp_path.name, "FINISHED")
+    assert told["params"] == {"method": "divopd", "learner/lr": "0.0001"}
+    losses = [(value, step) for key, value, step in told["metrics"] if key == "update/learner/loss"]
+    assert losses == [(0.5 / (n + 1), n) for n in range(3)]
+    assert ["evaluation/success_rate", 20.0, 2] in told["metrics"]
 
 
 @pytest.mark.slow
