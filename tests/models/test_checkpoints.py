@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import resource
 import shutil
@@ -289,3 +290,20 @@ def test_the_manifest_is_plain_json(saved: Path) -> None:
     """A person can read which files there are and how large."""
     manifest = json.loads((saved / "000004" / "manifest.json").read_text())
     assert sorted(manifest["files"]) == sorted(CHECKPOINT_FILES)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc that tells what is synced")
+def test_a_folder_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files, its list of files and itself; then its name, and the folder that holds the name."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path.resolve()).as_posix())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_folder(tmp_path, 3, lambda folder: (folder / "data").write_text("x"), keep=None)
+    partial = ".000003.partial"
+    assert synced == [f"{partial}/data", f"{partial}/manifest.json", partial, "."]
+    assert (tmp_path / "000003" / "data").read_text() == "x"
