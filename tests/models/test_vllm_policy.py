@@ -38,6 +38,7 @@ DEFAULT = Path(__file__).parents[2] / "configs" / "default" / "divopd.yaml"
 LIVE = ["clock=live", "student.engine=vllm", "teacher.engine=vllm"]
 TOLERANCE = 1e-4  # nats, in float32; what was seen is 1e-5
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(4, 300, 300)]
+FORBIDDEN = frozenset(range(4, 300, 2))
 PROMPTS = [PROMPT[n : n + 250] for n in range(12)]  # more tokens than vLLM reads at once
 
 
@@ -57,6 +58,12 @@ def student(config: Config) -> VllmPolicy:
     policy = load_actor(config)
     assert isinstance(policy, VllmPolicy)
     return policy
+
+
+@pytest.fixture(scope="module")  # an engine that is gone takes what vLLM shares between engines with it
+def shy_student() -> VllmPolicy:
+    folder = model_folder("embedded:student")
+    return VllmPolicy(folder, dtype="float32", context=600, sequences=12, forbidden=sorted(FORBIDDEN))
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +170,19 @@ def test_weights_are_replaced_in_place_and_nothing_old_is_used(
     assert said[0] != said[1] != said[2] != said[0]
     load_version(student, tmp_path / "000000")
     assert [response.ids for response in respond(student)] == said[0]
+
+
+@slow
+def test_forbidden_ids_are_never_sampled(
+    student: VllmPolicy, shy_student: VllmPolicy, reference: TransformersPolicy
+) -> None:
+    """Not even those that it would say first; its log probabilities stay those of the whole distribution."""
+    favourites = {id_ for response in respond(student) for id_ in response.ids[:2]}
+    assert favourites & FORBIDDEN
+    for temperature in (0.0, 1.0):
+        responses = respond(shy_student, temperature)
+        assert FORBIDDEN.isdisjoint(id_ for response in responses for id_ in response.ids)
+        np.testing.assert_allclose(sampled(responses), recomputed(reference, responses), atol=TOLERANCE)
 
 
 @slow
