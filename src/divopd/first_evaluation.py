@@ -1,13 +1,14 @@
 """The evaluation of version 0, played once and remembered: it is the same for all methods and runs.
 
 Version 0 is the student as it lies in its folder. What its evaluation depends on is put into a key: weights, tasks,
-how they are played, the code of this package, the versions of others and the kind of processor. Only where all of it is
-known is anything remembered: not with data that somebody else may change, not with adapters or another engine.
+how they are played, which tokens may be said, the code of this package, the versions of others and the kind of
+processor. Only where all of it is known is anything remembered: not with data that somebody else may change, not with
+adapters or another engine.
 """
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -28,13 +29,19 @@ COMPILED_OR_WEIGHTS = (".pyc", ".safetensors")
 
 
 def evaluate_version(
-    config: Config, exam: Exam, policy: Policy, *, version: int, recalled: Callable[[str], None]
+    config: Config,
+    exam: Exam,
+    policy: Policy,
+    *,
+    version: int,
+    forbidden: Sequence[int],
+    recalled: Callable[[str], None],
 ) -> EvaluationRecord:
     """Play the exam with a policy that holds this version. Version 0 is played only if nobody has done so before.
 
-    `recalled` hears a sentence when it was not played.
+    `forbidden`: the ids that the policy never samples. `recalled` hears a sentence when it was not played.
     """
-    file = first_evaluation_file(config, exam) if version == 0 else None
+    file = first_evaluation_file(config, exam, forbidden) if version == 0 else None
     known = _recall(file) if file else None
     if known is not None:
         recalled(f"version 0 was evaluated before and is not played again ({file})")
@@ -54,7 +61,7 @@ def _recall(file: Path) -> EvaluationRecord | None:
         return None
 
 
-def first_evaluation_file(config: Config, exam: Exam) -> Path | None:
+def first_evaluation_file(config: Config, exam: Exam, forbidden: Sequence[int]) -> Path | None:
     """Where the evaluation of version 0 is remembered; None if something that it depends on is not known."""
     student, environment = config.student, config.environment
     known = find_entry(environment.name).self_contained and not environment.settings  # which may name data
@@ -73,6 +80,7 @@ def first_evaluation_file(config: Config, exam: Exam) -> Path | None:
         "temperature": exam.acting.temperature,
         "max_response_tokens": exam.acting.max_response_tokens,
         "seed": exam.acting.seed,
+        "forbidden": sorted(forbidden),  # by the teacher's tokenizer
         "code": _code_digest(),
         "versions": package_versions(),
         "machine": _machine(student.device),

@@ -1,6 +1,7 @@
 """Version 0 is played once: what is remembered is what playing would give, and only as long as nothing has changed."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,13 @@ def evaluate(settings: Config, *, version: int = 0) -> tuple[EvaluationRecord, i
     """The record, how often the policy was asked, and what was told."""
     student, told = Asked(load_student(settings)), []
     exam = exam_of(settings, Codec(student.policy.tokenizer))  # pyright: ignore[reportAttributeAccessIssue]
-    record = evaluate_version(settings, exam, student, version=version, recalled=told.append)
+    record = evaluate_version(settings, exam, student, version=version, forbidden=(), recalled=told.append)
     return record, student.times, told
 
 
-def file_of(settings: Config) -> Path | None:
+def file_of(settings: Config, *, forbidden: Sequence[int] = ()) -> Path | None:
     codec = Codec(load_tokenizer(Path(settings.student.model)))
-    return first_evaluation_file(settings, exam_of(settings, codec))
+    return first_evaluation_file(settings, exam_of(settings, codec), forbidden)
 
 
 def test_version_0_is_played_once(models: Path) -> None:
@@ -107,8 +108,9 @@ def test_whatever_changes_the_evaluation_changes_the_file(models: Path, tmp_path
         {"environment": {"name": "alfworld-large"}},
     )
     files = [file_of(config(models, **change)) for change in changes]
+    files += [file_of(config(models), forbidden=[5]), file_of(config(models), forbidden=[6])]
     assert None not in files
-    assert len({file, *files}) == len(changes) + 1
+    assert len({file, *files}) == len(files) + 1
 
 
 def test_what_depends_on_something_unknown_is_not_remembered(models: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_rollout_that_broke_off_is_not_remembered(models: Path, tmp_path: Path
     student = load_student(settings)
     exam = exam_of(settings, Codec(student.tokenizer))
     exam._made.append(Dying())  # pyright: ignore[reportPrivateUsage, reportArgumentType] - the others are made beside it
-    record = evaluate_version(settings, exam, student, version=0, recalled=[].append)
+    record = evaluate_version(settings, exam, student, version=0, forbidden=(), recalled=[].append)
     assert record.tasks == 3
     assert not file.exists()
 

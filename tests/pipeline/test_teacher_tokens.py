@@ -15,7 +15,9 @@ from divopd.cli import main
 from divopd.config import Config, load_config
 from divopd.environments import Observation
 from divopd.errors import AlignmentError, InputError
+from divopd.evaluation import exam_of
 from divopd.explorer import Acting, Start, play, rows_of
+from divopd.first_evaluation import first_evaluation_file
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.policy import Response
 from divopd.models.transformers_policy import TransformersPolicy
@@ -353,6 +355,9 @@ def test_a_run_with_own_prompts_trains_on_known_tokens_only(pair: Path, tmp_path
     teachers = load_teachers(asked)
     reader = Vocabularies(asked).teacher_reader()
     assert reader is not None
+    exam = exam_of(asked, Vocabularies(asked).student_codec())
+    remembered = [first_evaluation_file(asked, exam, ids) for ids in (Vocabularies(asked).forbidden, ())]
+    assert [file.exists() for file in remembered if file] == [True, False]  # not for students who may say all
     with Store.open_read_only(tmp_path / "run") as store:
         turns = [turn for turn in store.turns() if not turn.prompt_truncated]
         assert turns

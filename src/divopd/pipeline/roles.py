@@ -119,7 +119,8 @@ def evaluate(access: Access) -> None:
     """Evaluate every version that is due, as soon as it is published; ends after the last one."""
     os.nice(15)  # where cores are few, learner and explorers come first
     student = load_actor(access.config)
-    exam = exam_of(access.config, Vocabularies(access.config).student_codec())
+    vocabularies = Vocabularies(access.config)
+    exam, forbidden = exam_of(access.config, vocabularies.student_codec()), vocabularies.forbidden
     last = access.config.learner.updates
 
     def recalled(sentence: str) -> None:
@@ -135,7 +136,7 @@ def evaluate(access: Access) -> None:
             continue
         access.weights.load(due[0], student)
         policy = Interruptible(student, access.check)
-        record = evaluate_version(access.config, exam, policy, version=due[0], recalled=recalled)
+        record = evaluate_version(access.config, exam, policy, version=due[0], forbidden=forbidden, recalled=recalled)
         access.store.record_evaluation(record)
 
 

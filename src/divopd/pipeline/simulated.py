@@ -112,6 +112,7 @@ class SimulatedWorld:
         self.teachers = teachers.retrying(begins=self._note_absence, waits=lambda: self.heed())
         vocabularies = Vocabularies(config)
         codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
+        self.forbidden = vocabularies.forbidden
         self.rollouts, self.exam = TrainingRollouts(config, codec, teacher_reader=reader), exam_of(config, codec)
         self.heed: Callable[[], None] = lambda: None
         self.elapsed_s = self.learner_s = 0.0
@@ -141,7 +142,9 @@ class SimulatedWorld:
         if not is_evaluated(self.config, version) or version in self.store.evaluations():
             return
         policy = Interruptible(self.student, self.heed)
-        record = evaluate_version(self.config, self.exam, policy, version=version, recalled=self.observer.told)
+        record = evaluate_version(
+            self.config, self.exam, policy, version=version, forbidden=self.forbidden, recalled=self.observer.told
+        )
         if self.store.record_evaluation(record):
             self.observer.evaluated(record)
 
