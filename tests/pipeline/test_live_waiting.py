@@ -1,0 +1,146 @@
+"""The live clock without processes: what a learner waits for, what is noted of a teacher, what is left of ranks."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from divopd.config import Config
+from divopd.errors import InputError
+from divopd.methods import make_composer
+from divopd.pipeline.access import Access, WeightsFolder
+from divopd.pipeline.begin import begin_run
+from divopd.pipeline.live import LiveWorld
+from divopd.pipeline.processes import LiveRun
+from divopd.pipeline.roles import teach
+from divopd.pipeline.wishes import Stopped, Wishes
+from divopd.records import Observers
+from divopd.run.folder import RunFolder
+from divopd.store import Store
+from divopd.turns import Rollout, Turn
+from small_runs import config
+
+
+def rollout(name: str, *, turns: int, scored: bool = True) -> Rollout:
+    """One that is valid, or one that nobody can train on."""
+    rows = [
+        Turn(
+            name,
+            number,
+            task="t",
+            version=0,
+            prompt_ids=[5, 6],
+            response_ids=[7],
+            student_logprobs=[-1.0],
+            teacher_logprobs=[-2.0] if scored else None,
+            action_mask=[1],
+        )
+        for number in range(turns)
+    ]
+    return Rollout(name, tuple(rows))
+
+
+@pytest.fixture
+def opened(models: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[Store, LiveWorld]]]:
+    """A store and the world of its learner, whose batches have five rows."""
+    stores: list[Store] = []
+
+    def opened(**learner: object) -> tuple[Store, LiveWorld]:
+        settings = config(models, clock="live", learner={"updates": 3, **learner}, composer={"batch_size": 5})
+        begin_run(settings, tmp_path)
+        stores.append(Store.open(tmp_path))
+        run = RunFolder(tmp_path)
+        access = Access(settings, stores[0], WeightsFolder(run), is_over=lambda: False, folder=run)
+        return stores[0], LiveWorld(access, run)
+
+    yield opened
+    for store in stores:
+        store.close()
+
+
+def test_a_learner_waits_for_a_whole_batch(opened: Callable[..., tuple[Store, LiveWorld]]) -> None:
+    """Not for less while there is time, and not for more."""
+    store, world = opened(max_wait_s=600)
+    arrivals = iter([rollout("a", turns=3), None, rollout("b", turns=3)])
+
+    def heed() -> None:
+        if (arrived := next(arrivals)) is not None:  # a fourth look would be one too many
+            store.put(arrived)
+
+    world.heed = heed
+    composer = make_composer("divopd", batch_size=5)
+    world.wait(composer, update=0)
+    assert store.rows(composer, update=0) == 6
+
+
+def test_after_the_longest_wait_a_few_rows_are_enough(opened: Callable[..., tuple[Store, LiveWorld]]) -> None:
+    store, world = opened(max_wait_s=0.01)
+    store.put(rollout("a", turns=3))
+    waited = world.wait(make_composer("divopd", batch_size=5), update=0)
+    assert waited.seconds > 0.01
+    assert waited.starved_s == 0
+
+
+@pytest.mark.parametrize("arriving", [0, 4, 5])
+def test_a_wait_that_leads_nowhere_ends(opened: Callable[..., tuple[Store, LiveWorld]], arriving: int) -> None:
+    """When a batch of turns has arrived meanwhile and none can be trained; what came before does not count."""
+    store, world = opened(max_wait_s=0.01)
+    store.put(rollout("before", turns=9, scored=False))
+    looks = iter(range(6))
+
+    def heed() -> None:
+        look = next(looks, None)
+        if look is None:
+            raise Stopped
+        if look == 2 and arriving:
+            store.put(rollout("later", turns=arriving, scored=False))
+
+    world.heed = heed
+    with pytest.raises(InputError if arriving == 5 else Stopped):
+        world.wait(make_composer("divopd", batch_size=5), update=0)
+
+
+def test_a_teacher_that_is_away_is_noted_once(models: Path, tmp_path: Path) -> None:
+    """Its rollout waits in the store, however often it is asked."""
+    teacher = {"url": "http://127.0.0.1:9/v1", "model": "away", "timeout_s": 1}
+    settings: Config = config(models, clock="live", teacher=teacher)
+    begin_run(settings, tmp_path)
+    with Store.open(tmp_path) as store:
+        store.offer(rollout("a", turns=2, scored=False), generated_tokens=2)
+        looks = iter([False, False, True])
+        access = Access(settings, store, WeightsFolder(RunFolder(tmp_path)), is_over=lambda: next(looks))
+        with pytest.raises(Stopped):
+            teach(access)
+        assert [one.id for one in store.unscored(9)] == ["a"]
+    with Store.open_read_only(tmp_path) as store:
+        assert [kind for _, kind, _ in store.events(after=0)] == ["teacher_away"]
+
+
+class Ended:
+    """A worker that has done its work."""
+
+    def poll(self) -> int:
+        return 0
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Watched(LiveRun):
+    """Starts nobody, and sees where ranks of before would still meet."""
+
+    def start(self, name: str) -> Ended:
+        self.deaths[name] += 10 * self.folder.rendezvous.exists()
+        return Ended()
+
+
+def test_ranks_never_meet_where_those_of_before_did(models: Path, tmp_path: Path) -> None:
+    """The file at which they meet goes before a learner starts, and not when others do."""
+    settings = config(models, clock="live")
+    begin_run(settings, tmp_path)
+    run = Watched(settings, tmp_path, observer=Observers(), wishes=Wishes())
+    run.folder.rendezvous.write_text("of before")
+    run.run()
+    assert run.deaths["preflight"] == 10
+    assert {run.deaths[name] for name in run.names} == {0}
