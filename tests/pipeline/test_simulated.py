@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from divopd import METHODS
+from divopd.composers import Composer
 from divopd.config import Config
 from divopd.errors import InputError
 from divopd.learner import Learner
@@ -23,6 +24,7 @@ from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.simulated import SimulatedWorld, Slot, _slot_from_json, _slot_to_json
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes
+from divopd.pipeline.world import Waited
 from divopd.records import (
     GAP_LIMIT,
     EvaluationRecord,
@@ -57,6 +59,42 @@ def test_a_run_in_which_nothing_can_be_trained_ends(models: Path, tmp_path: Path
         train_small(tmp_path / "run", settings)
 
 
+class CrowdedWorld(SimulatedWorld):
+    """A thousand turns arrived before anybody waited."""
+
+    def wait(self, composer: Composer, *, update: int) -> Waited:
+        self.turns_put += 1000
+        return super().wait(composer, update=update)
+
+
+def test_what_arrived_before_a_wait_does_not_end_it(models: Path, tmp_path: Path) -> None:
+    """Only what arrives while the learner waits tells that it waits in vain."""
+    settings, run = config(models, prompts={"max_prompt_tokens": 12}, learner={"max_wait_s": 3}), tmp_path / "run"
+    with pytest.raises(InputError, match="none of the") as told:
+        train_in(CrowdedWorld, settings, run, Listener())
+    with Store.open_read_only(run) as store:
+        assert f"none of the {store.account().put} turns that arrived" in str(told.value)
+
+
+def train_in(kind: type[SimulatedWorld], settings: Config, folder: Path, listener: Listener) -> None:
+    """Train in a world of this kind."""
+    run = RunFolder(folder)
+    begin_run(settings, run.path)
+    loaded = load_models(settings)
+    with Store.open(run.path) as store:
+        world = kind(
+            settings,
+            store,
+            run,
+            student=loaded.student,
+            actor=load_student(settings),
+            teachers=loaded.teachers,
+            observer=listener,
+        )
+        learner = TorchLearner(loaded.student, settings.learner)
+        train(settings, learner=learner, ledger=store, world=world, run=run, observer=listener, wishes=Wishes())
+
+
 class SpoilingWorld(SimulatedWorld):
     """Its explorers double all weights that they are given after the first."""
 
@@ -70,21 +108,9 @@ class SpoilingWorld(SimulatedWorld):
 
 def test_an_explorer_with_other_weights_is_noticed(models: Path, tmp_path: Path) -> None:
     """The learner finds the explorer's log probabilities again, to rounding; a warning if its weights are others."""
-    settings, listener, run = config(models), Listener(), RunFolder(tmp_path / "run")
-    begin_run(settings, run.path)
-    loaded = load_models(settings)
-    with Store.open(run.path) as store:
-        world = SpoilingWorld(
-            settings,
-            store,
-            run,
-            student=loaded.student,
-            actor=load_student(settings),
-            teachers=loaded.teachers,
-            observer=listener,
-        )
-        learner = TorchLearner(loaded.student, settings.learner)
-        train(settings, learner=learner, ledger=store, world=world, run=run, observer=listener, wishes=Wishes())
+    listener = Listener()
+    train_in(SpoilingWorld, config(models), tmp_path / "run", listener)
+    with Store.open_read_only(tmp_path / "run") as store:
         assert list(store.update_records().values()) == listener.updates
     first, *later = listener.updates
     assert first.learner is not None
