@@ -18,6 +18,7 @@ from divopd.records import Observers
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 from divopd.turns import Rollout, Turn
+from doubles.listener import Listener
 from small_runs import config
 
 
@@ -144,3 +145,43 @@ def test_ranks_never_meet_where_those_of_before_did(models: Path, tmp_path: Path
     run.run()
     assert run.deaths["preflight"] == 10
     assert {run.deaths[name] for name in run.names} == {0}
+
+
+class Working:
+    """A worker that is at work for some looks and then has this exit code."""
+
+    def __init__(self, looks: int, code: int) -> None:
+        self.looks, self.code = looks, code
+
+    def poll(self) -> int | None:
+        self.looks -= 1
+        return None if self.looks >= 0 else self.code
+
+    def terminate(self) -> None:
+        self.looks = 0
+
+    def kill(self) -> None:
+        self.looks = 0
+
+
+class Troubled(LiveRun):
+    """Its first teacher dies; all others do their work."""
+
+    def start(self, name: str) -> Working:
+        self.started.append(name)
+        if name == "teacher" and self.started.count(name) == 1:
+            return Working(0, 7)
+        return Working({"preflight": 0, "learner": 5, "evaluator": 5}.get(name, 10**6), 0)
+
+    @property
+    def started(self) -> list[str]:
+        return self.__dict__.setdefault("names_started", [])
+
+
+def test_a_role_that_died_is_started_again_and_told_of(models: Path, tmp_path: Path) -> None:
+    settings, listener = config(models, clock="live"), Listener()
+    begin_run(settings, tmp_path)
+    run = Troubled(settings, tmp_path, observer=listener, wishes=Wishes())
+    run.run()
+    assert listener.sentences == ["the teacher died (exit code 7) and is started again"]
+    assert run.started == ["preflight", *run.names, "teacher"]
