@@ -103,9 +103,9 @@ class LiveRun:
     def _over(self) -> bool:
         """Restart what died; True when the learner and the evaluator have ended well."""
         lasting = [*self.learners, "evaluator"]
-        ended = {name for name in lasting if self.workers[name].poll() == 0}
-        for name in self.names:
-            code = self.workers[name].poll()
+        codes = {name: self.workers[name].poll() for name in self.names}  # once: who ends meanwhile has not died
+        ended = {name for name in lasting if codes[name] == 0}
+        for name, code in codes.items():
             if name in ended:
                 continue
             if "learner" in ended and name not in lasting:
@@ -114,6 +114,7 @@ class LiveRun:
                 raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
             elif code is not None:
                 self._restart(name, code)
+                return False  # ranks are started together: their codes are of before
         return len(ended) == len(lasting)
 
     def _restart(self, name: str, code: int) -> None:
