@@ -1,16 +1,18 @@
 """Curricula: where training rollouts begin, how deep they go, and what the expert does in a task."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, RetreatingStart, is_probe
+from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, RetreatingStart, is_probe, outcome_of
 from divopd.environments import Observation, expert_actions, make_environment
 from divopd.errors import EnvironmentFailure
 from divopd.models.model_files import load_tokenizer
 from divopd.pipeline.rollouts import FAILURES, TrainingRollouts
 from divopd.prompts import Codec
+from divopd.turns import Rollout, Turn
 from small_runs import config
 
 
@@ -149,3 +151,22 @@ def test_an_expert_plans_again_when_its_environment_breaks_off(models: Path, cru
         with pytest.raises(EnvironmentFailure, match="a step crumbled"):
             rollouts.start(0, version=0)
     assert rooms.crumbles == 0
+
+
+def test_an_outcome_has_what_counts_of_each_turn() -> None:
+    """Disagreement and valid tokens of a turn; of one that cannot be trained nothing, though it was made."""
+    valid = Turn(
+        "r",
+        0,
+        task="t",
+        version=3,
+        prompt_ids=[5],
+        response_ids=[6, 7],
+        student_logprobs=[-1.0, -2.0],
+        teacher_logprobs=[-2.0, -4.0],
+        action_mask=[1, 1],
+        success=True,
+    )
+    cut = replace(valid, turn=1, prompt_truncated=True)
+    outcome = outcome_of(Rollout("r", (valid, cut)), number=9)
+    assert outcome == Outcome(9, 3, success=True, turns=((3.0, 2), (0.0, 0)))
