@@ -22,14 +22,14 @@ from doubles.listener import Listener
 from small_runs import config
 
 
-def rollout(name: str, *, turns: int, scored: bool = True) -> Rollout:
+def rollout(name: str, *, turns: int, scored: bool = True, version: int = 0) -> Rollout:
     """One that is valid, or one that nobody can train on."""
     rows = [
         Turn(
             name,
             number,
             task="t",
-            version=0,
+            version=version,
             prompt_ids=[5, 6],
             response_ids=[7],
             student_logprobs=[-1.0],
@@ -98,6 +98,28 @@ def test_a_wait_that_leads_nowhere_ends(opened: Callable[..., tuple[Store, LiveW
 
     world.heed = heed
     with pytest.raises(InputError if arriving == 5 else Stopped):
+        world.wait(make_composer("divopd", batch_size=5), update=0)
+
+
+@pytest.mark.parametrize(("version", "ends"), [(0, False), (5, True)])
+def test_what_older_weights_began_does_not_end_a_wait(
+    opened: Callable[..., tuple[Store, LiveWorld]], version: int, ends: bool
+) -> None:
+    """A role was away, and what it left is stale: the next rollouts need not be. With the newest weights they are."""
+    store, world = opened(max_wait_s=0.01)
+    for one in (0, 5):
+        (world.run.weights_of(one)).mkdir(parents=True, exist_ok=True)
+    looks = iter(range(6))
+
+    def heed() -> None:
+        look = next(looks, None)
+        if look is None:
+            raise Stopped
+        if look == 2:
+            store.put(rollout("later", turns=9, scored=False, version=version))
+
+    world.heed = heed
+    with pytest.raises(InputError if ends else Stopped):
         world.wait(make_composer("divopd", batch_size=5), update=0)
 
 

@@ -36,7 +36,7 @@ from divopd.records import (
 from divopd.run.folder import RunFolder
 from divopd.run.loggers import Loggers
 from divopd.store import Store
-from divopd.turns import TeacherTurn, group_into_rollouts
+from divopd.turns import Rollout, TeacherTurn, group_into_rollouts
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
 from strategies import turn
@@ -60,10 +60,13 @@ def test_a_run_in_which_nothing_can_be_trained_ends(models: Path, tmp_path: Path
 
 
 class CrowdedWorld(SimulatedWorld):
-    """A thousand turns arrived before anybody waited."""
+    """A rollout of many turns that cannot be trained arrived before anybody waited."""
 
     def wait(self, composer: Composer, *, update: int) -> Waited:
-        self.turns_put += 1000
+        if not self.rollouts_put:
+            cut = turn("before", 0)
+            self.store.put(Rollout("before", tuple(replace(cut, turn=n, prompt_truncated=True) for n in range(900))))
+            self.rollouts_put, self.turns_put = 1, 900
         return super().wait(composer, update=update)
 
 
@@ -73,7 +76,7 @@ def test_what_arrived_before_a_wait_does_not_end_it(models: Path, tmp_path: Path
     with pytest.raises(InputError, match="none of the") as told:
         train_in(CrowdedWorld, settings, run, Listener())
     with Store.open_read_only(run) as store:
-        assert f"none of the {store.account().put} turns that arrived" in str(told.value)
+        assert f"none of the {store.account().put - 900} turns that arrived" in str(told.value)
 
 
 def train_in(kind: type[SimulatedWorld], settings: Config, folder: Path, listener: Listener) -> None:

@@ -100,7 +100,7 @@ class LiveWorld:
             return Waited()  # served again from the journal
         size, limit_s = self.config.composer.batch_size, self.config.learner.max_wait_s
         start = now = time.monotonic()
-        starved, turns = 0.0, self.store.arrived().turns
+        starved, rollouts = 0.0, self.store.arrived().rollouts
         while (rows := self.store.rows(composer, update=update)) < size:
             if rows and now - start > limit_s:
                 break
@@ -109,8 +109,8 @@ class LiveWorld:
             before, now = now, time.monotonic()
             starved += 0.0 if rows else now - before
             if not rows and starved > limit_s:
-                arrived = self.store.arrived().turns - turns
-                refuse_to_starve(waited_s=starved, limit_s=limit_s, arrived=arrived, batch_size=size)
+                arrived, newest = self.store.outcomes(after=rollouts), self.access.newest_version() or 0
+                refuse_to_starve(arrived, newest=newest, waited_s=starved, limit_s=limit_s, batch_size=size)
         return Waited(time.monotonic() - start, starved)
 
     @contextmanager

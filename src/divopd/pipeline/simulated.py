@@ -153,7 +153,7 @@ class SimulatedWorld:
         began, size = self.elapsed_s, self.config.composer.batch_size
         limit_s = self.config.learner.max_wait_s
         limit = began + limit_s
-        starved, turns = 0.0, self.turns_put
+        starved, rollouts = 0.0, self.rollouts_put
         while self.rollouts_put < self.store.rollouts(available_by=update):
             # a resume comes to the moment up to which the run had got
             rows, before = self.store.past_rows(composer, update=update, arrived=self.turns_put), self.elapsed_s
@@ -172,8 +172,8 @@ class SimulatedWorld:
             self._next_arrival()
             starved += 0.0 if rows else self.elapsed_s - before
             if not rows:
-                arrived = self.turns_put - turns
-                refuse_to_starve(waited_s=starved, limit_s=limit_s, arrived=arrived, batch_size=size)
+                arrived, newest = self.store.outcomes(after=rollouts), self.acting_version
+                refuse_to_starve(arrived, newest=newest, waited_s=starved, limit_s=limit_s, batch_size=size)
         return Waited(self.elapsed_s - began, starved)
 
     @contextmanager

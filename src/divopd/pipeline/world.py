@@ -4,11 +4,12 @@ A world is one thing, not a clock and a feed, because virtual time passes by arr
 live.py the real one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from divopd.composers import Composer
+from divopd.curricula import Outcome
 from divopd.errors import InputError
 from divopd.learner import Learner
 from divopd.records import Clock
@@ -22,8 +23,15 @@ class Waited(NamedTuple):
     starved_s: float = 0.0  # of it, with nothing in the queue that could be trained
 
 
-def refuse_to_starve(*, waited_s: float, limit_s: float, arrived: int, batch_size: int) -> None:
-    """End a wait that leads nowhere: after the limit enough turns have arrived, and none of them can be trained."""
+def refuse_to_starve(
+    outcomes: Iterable[Outcome], *, newest: int, waited_s: float, limit_s: float, batch_size: int
+) -> None:
+    """End a wait that leads nowhere: after the limit a batch of turns has arrived, and none of them can be trained.
+
+    `outcomes` are the rollouts that arrived meanwhile. Only those count that began with the newest weights that
+    explorers can have: older ones may be stale because a role was away for a while, and the next ones need not be.
+    """
+    arrived = sum(len(outcome.turns) for outcome in outcomes if outcome.version >= newest)
     if waited_s > limit_s and arrived >= batch_size:
         raise InputError(
             f"none of the {arrived} turns that arrived while the learner waited {waited_s:.0f} s can be trained; "
