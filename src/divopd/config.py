@@ -206,6 +206,9 @@ class Costs(Part):
 
     A rollout takes `rollout_s`, then for each turn `environment_step_s`, the new prompt tokens it reads and the tokens
     it generates; then the teacher scores its tokens. An update takes `update_s` and the tokens of its rows.
+
+    `jitter` is the share by which a rollout may take longer or shorter than that, by seed and number: without it,
+    rollouts that started together and take as many turns end together, and arrive in bursts.
     """
 
     rollout_s: PositiveFloat = 0.5  # a rollout that took no time would never end a moment of the clock
@@ -215,6 +218,7 @@ class Costs(Part):
     scored_token_s: NonNegativeFloat = 1e-4
     trained_token_s: NonNegativeFloat = 2e-5
     update_s: NonNegativeFloat = 1.0
+    jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class GpusPart(Part):

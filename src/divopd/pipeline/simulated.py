@@ -2,18 +2,19 @@
 
 When a rollout becomes visible and how long an update takes follows from the costs in the config, so the same config
 gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of
-them can end before `costs.rollout_s` is over, so nothing that happens meanwhile could change what they are.
+them can end before the shortest rollout would, so nothing that happens meanwhile could change what they are.
 
 A resume starts from the newest checkpoint and lives through the same virtual time again: rollouts that were put before
 the crash are put again (which changes nothing), journalled batches are served again, and then it goes on.
 """
 
+import random
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,6 +86,14 @@ class Slot:
     ends_at: float = 0.0
     rollout: Rollout | None = None
     generated_tokens: int = 0
+
+
+class Made(NamedTuple):
+    """A rollout that was played and scored (None: the student never acted), and its virtual seconds without jitter."""
+
+    rollout: Rollout | None
+    generated_tokens: int
+    seconds: float
 
 
 class SimulatedWorld:
@@ -247,7 +256,7 @@ class SimulatedWorld:
             if not due:
                 break
             due.sort(key=lambda number: self.slots[number].ends_at)
-            together = self.slots[due[0]].ends_at + self.config.costs.rollout_s
+            together = self.slots[due[0]].ends_at + self.config.costs.rollout_s * (1 - self.config.costs.jitter)
             starting: list[tuple[int, float]] = []
             for number in due:
                 moment = self.slots[number].ends_at
@@ -282,9 +291,15 @@ class SimulatedWorld:
         """Play and score the next rollouts, all at once, and note when each will end."""
         if not starting:
             return
-        version = self.acting_version
         numbers = range(self.started, self.started + len(starting))
         self.started += len(starting)
+        for (place, moment), number, made in zip(starting, numbers, self._make(numbers), strict=True):
+            seconds = made.seconds * (1 + self.config.costs.jitter * spread(self.config.seed, number))
+            self.slots[place] = Slot(moment + seconds, made.rollout, made.generated_tokens)
+
+    def _make(self, numbers: range) -> list[Made]:
+        """Play and score the rollouts of these numbers with the weights that explorers have."""
+        version = self.acting_version
         playing = self.rollouts.play_each(
             [self.rollouts.start(number, version=version) for number in numbers],
             version=version,
@@ -295,12 +310,13 @@ class SimulatedWorld:
         played = sorted(playing, key=lambda one: one.start.number)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
-        for (number, moment), one, unscored in zip(starting, played, rows, strict=True):
-            rollout = scored[unscored.id] if unscored else None
-            self.slots[number] = Slot(moment + self._duration(one), rollout, one.generated_tokens)
+        return [
+            Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))
+            for one, unscored in zip(played, rows, strict=True)
+        ]
 
-    def _duration(self, played: Played) -> float:
-        """Virtual seconds from the start of a rollout to its arrival in the queue."""
+    def _seconds(self, played: Played) -> float:
+        """Virtual seconds from the start of a rollout to its arrival in the queue, without jitter."""
         costs = self.config.costs
         whole = len(played.turns[-1].prompt.ids) + len(played.turns[-1].response.ids) if played.turns else 0
         own = played.turns[-1].teacher_prompt if played.turns else None
@@ -308,6 +324,11 @@ class SimulatedWorld:
         more = 0 if own is None else len(own.ids) - len(played.turns[-1].prompt.ids)  # that the teacher reads
         reading = whole * (costs.read_token_s + costs.scored_token_s) + more * costs.scored_token_s
         return costs.rollout_s + acting + reading
+
+
+def spread(seed: int, number: int) -> float:
+    """From -1 to 1, the same for the same rollout of the same seed whatever the method is."""
+    return random.Random(f"jitter {seed} {number}").uniform(-1, 1)
 
 
 def _slot_to_json(slot: Slot) -> list[Any]:
