@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 BACKLOG = 128  # turns: two batches, for the arms with admission control
+SMALL_BACKLOG = 64  # turns: one batch
+FIRST_SEED = 100  # of all results; smaller ones were looked at before the preregistration was written
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,20 @@ SETTINGS = {
     )
 }
 
-MAIN = ("vanilla", "tcod-f2b", "turnopd", "divopd-focus", "divopd-base", "divopd", "divopd-r", "divopd-adaptive")
-CORE = ("vanilla", "divopd-base", "divopd", "divopd-r")
+MAIN = (
+    "vanilla",
+    "gate-only",
+    "tcod-f2b",
+    "turnopd",
+    "top-b",
+    "divopd-focus",
+    "divopd-base",
+    "divopd",
+    "divopd-r",
+    "divopd-adaptive",
+)
+CORE = ("vanilla", "gate-only", "divopd-base", "divopd")  # the preregistered ones; all that other settings have
+CONFIRMING_SEEDS, OTHER_SEEDS = 32, 8  # of CORE in the default setting, and of everything else
 LOADS = {"low": 1 / 8, "medium": 3 / 8}  # 2 and 6 of the paper's 16 rollouts; high is the setting's own load
 READERS = ("vanilla", "divopd-base")
 CAPS = (3, 4, 5, 6)
@@ -52,5 +66,12 @@ ARMS = {
         Arm("vanilla, staleness 4", "vanilla", ("composer.max_staleness=4",)),
         *(Arm(f"{reader}, {load} load", reader, load=share) for load, share in LOADS.items() for reader in READERS),
         *(Arm(f"{reader}, admission", reader, (f"explorer.max_backlog={BACKLOG}",)) for reader in READERS),
+        Arm("vanilla, tight admission", "vanilla", (f"explorer.max_backlog={SMALL_BACKLOG}",)),
     )
 }
+
+
+def seeds_of(setting: str, arm: str, *, most: int | None = None) -> range:
+    """The seeds of an arm's runs; `most`: the first so many, whatever the arm."""
+    own = CONFIRMING_SEEDS if setting == "default" and arm in CORE else OTHER_SEEDS
+    return range(FIRST_SEED, FIRST_SEED + (most or own))
