@@ -82,10 +82,10 @@ def test_primary_intervals_hold_for_all_three_at_once(tmp_path: Path) -> None:
 
 
 def test_cost_is_that_of_the_first_evaluation_at_the_target(tmp_path: Path) -> None:
-    results = stored(tmp_path, {"vanilla": [[0, 10, 30, 20, 50]], "divopd": [[0, 31, 10, 10, 10]]})
+    results = stored(tmp_path, {"vanilla": [[0, 10, 25, 20, 50]], "divopd": [[0, 31, 10, 10, 10]]})
     vanilla, ours = (results.of(arm)[FIRST_SEED] for arm in ("vanilla", "divopd"))
-    assert [cost_to(vanilla, target, "trained_tokens") for target in (30, 45, 60)] == [1000, 2000, None]
-    assert cost_to(ours, 30, "trained_tokens") == 250
+    assert [cost_to(vanilla, target, "trained_tokens") for target in (25, 35, 60)] == [1000, 2000, None]
+    assert cost_to(ours, 25, "trained_tokens") == 250
 
 
 def test_an_arm_whose_seeds_lie_closer_together_is_noticed(tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def wanted_by(plan: Plan, items: Iterable[Item]) -> dict[Wanted, tuple[str, ...]
                 audits = (*wanted.get(run, ()), *item.audits_for(run.arm))
                 wanted[run] = tuple(dict.fromkeys(audits))
     places = {setting: place for place, setting in enumerate(plan.settings)}
-    return dict(sorted(wanted.items(), key=lambda entry: (places[entry[0].setting], entry[0].seed)))
+
+    def order(run: Wanted) -> tuple[int, bool, int]:
+        return places[run.setting], run.arm not in CORE, run.seed  # the preregistered arms first
+
+    return dict(sorted(wanted.items(), key=lambda entry: order(entry[0])))
 
 
 def gather(plan: Plan, arms: Iterable[str] = ARMS) -> dict[str, SettingResults]:

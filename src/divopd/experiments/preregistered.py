@@ -22,8 +22,8 @@ from divopd.report.seeds import Interval, interval_of, ratio_interval_of, t_quan
 Settings = Mapping[str, SettingResults]
 Verdict = Literal["supported", "refuted", "neither"]
 
-BUDGET = {"default": 14}  # updates of nAUC: where vanilla came to 80 % of its plateau on tuning seeds
-TARGETS = {"default": (30, 45)}  # success rates in percent to which costs are counted
+BUDGET = {"default": 8}  # updates of nAUC: where vanilla came to 80 % of its plateau on tuning seeds
+TARGETS = {"default": (25, 35)}  # success rates in percent to which costs are counted
 PRIMARY = (("divopd", "vanilla"), ("divopd-base", "vanilla"), ("divopd-base", "gate-only"))
 SECONDARY = (("divopd", "divopd-base"), ("gate-only", "vanilla"), ("divopd", "gate-only"))
 EXTRA = (("divopd-r", "divopd"), ("divopd-adaptive", "divopd"))  # with fewer seeds
