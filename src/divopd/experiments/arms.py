@@ -54,6 +54,9 @@ LOADS = {"low": 1 / 8, "medium": 3 / 8}  # 2 and 6 of the paper's 16 rollouts; h
 READERS = ("vanilla", "divopd-base")
 CAPS = (3, 4, 5, 6)
 UNCAPPED = "divopd, no cap"  # only its own use of experience is told
+RATES = ("2e-4", "5e-4")  # learning rates beside the chosen one
+WHOLE_PROMPTS = "prompts.max_prompt_tokens=1024"  # none is cut in the default setting, so that no row is dead
+LONGER = ("learner.updates=48", "evaluation.every=2")
 
 ARMS = {
     arm.name: arm
@@ -66,6 +69,9 @@ ARMS = {
         Arm("vanilla, staleness 4", "vanilla", ("composer.max_staleness=4",)),
         *(Arm(f"{reader}, {load} load", reader, load=share) for load, share in LOADS.items() for reader in READERS),
         *(Arm(f"{reader}, admission", reader, (f"explorer.max_backlog={BACKLOG}",)) for reader in READERS),
+        *(Arm(f"{arm}, lr {rate}", arm, (f"learner.lr={rate}",)) for rate in RATES for arm in CORE),
+        *(Arm(f"{reader}, whole prompts", reader, (WHOLE_PROMPTS,)) for reader in READERS),
+        *(Arm(f"{arm}, 48 updates", arm, LONGER) for arm in ("vanilla", "divopd")),
         Arm("vanilla, tight admission", "vanilla", (f"explorer.max_backlog={SMALL_BACKLOG}",)),
     )
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from divopd.experiments import audited, controls, learning, preregistered
+from divopd.experiments import audited, controls, explored, learning, preregistered
 from divopd.experiments.arms import CAPS, CORE, LOADS, MAIN, READERS, UNCAPPED
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made
@@ -63,6 +63,14 @@ ITEMS = {
             (*CORE, *(arm for arm, _ in preregistered.EXTRA)),
             preregistered.build,
             needs=CORE,
+        ),
+        Item(
+            "exploratory",
+            "what was tried beside the preregistered comparisons",
+            "ours: docs/preregistration.md",
+            explored.ARMS,
+            explored.build,
+            needs=("vanilla",),
         ),
         Item("main", "success and cost to τ of all methods", "Tables 1 and 7", MAIN, learning.main_table),
         Item("composition", "how batches are composed", "Table 9, Figure 2", MAIN, learning.composition),
