@@ -18,7 +18,7 @@ HOLDS = {True: "yes", False: "no", None: "one seed cannot tell"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where runs and pictures go (default runs/demo…)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of both runs (default 0)")
     parser.add_argument("--quick", action="store_true", help="fewer updates and tasks: two minutes instead of five")
 
 

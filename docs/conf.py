@@ -1,0 +1,25 @@
+"""How Sphinx makes the site of this folder: `make docs`. The pages are plain Markdown and are readable without it."""
+
+project = "DivOPD"
+author = "the DivOPD implementation"
+project_copyright = "Apache-2.0"
+html_title = "DivOPD"
+
+extensions = ["myst_parser"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+nitpicky = True
+
+myst_heading_anchors = 4  # [a link](page.md#a-heading) works here and on a code host alike
+myst_links_external_new_tab = False
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0b6e6e", "color-brand-content": "#0b6e6e"},
+    "dark_css_variables": {"color-brand-primary": "#5fc9c3", "color-brand-content": "#5fc9c3"},
+}
