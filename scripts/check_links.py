@@ -1,7 +1,7 @@
 """scripts/check_links.py FOLDER: does every link of a built site lead somewhere, and does every page open offline?
 
-Sphinx warns of what is wrong in the pages themselves. This looks at what came out: links of templates and of HTML inside
-a page, anchors, pictures, scripts. A page may link to another site; it may load nothing from there.
+Sphinx warns of what is wrong in the pages themselves. This looks at what came out: links of templates and of HTML
+inside a page, anchors, pictures, scripts. A page may link to another site; it may load nothing from there.
 """
 
 import sys

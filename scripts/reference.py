@@ -9,16 +9,17 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from inspect import cleandoc
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 
-from divopd.cli import COMMANDS
-from divopd.turns import _READERS, _REQUIRED, Turn, turn_to_json
 from reference_api import api_page
 from reference_config import config_page
 from reference_source import FieldText, module
 from reference_text import code, first_sentence, page, prose, table
+
+from divopd.cli import COMMANDS
+from divopd.turns import _READERS, _REQUIRED, Turn, turn_to_json
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -32,7 +33,7 @@ def cli_page() -> str:
     """Every command with its arguments, from the parsers themselves."""
     parts = [
         "# The command line",
-        "`divopd COMMAND --help` prints the same. A mistake of yours is one line on stderr and exit code 2; Ctrl-C is 130.",
+        "`divopd COMMAND --help` prints the same. A mistake is one line on stderr, exit code 2; Ctrl-C is 130.",
         table(["command", "what it does"], [[f"[`{name}`](#divopd-{name})", text] for name, text in COMMANDS.items()]),
     ]
     for name in COMMANDS:
@@ -102,7 +103,7 @@ PLAIN = {  # what a field says that has no comment in records.py, because its na
     "BatchFigures.kl_per_token": "Σ s / Σ |V|, from the log probabilities that were stored with the turns",
     "BatchFigures.age": "mean of (update − version) over the rows",
     "BatchFigures.disagreement_sd": "standard deviation over the batch's rollouts of Σ s of their rows",
-    "UpdateFigures.learner_kl_per_token": "Σ (student − teacher) / Σ |V| at the learner's own weights, right before the update",
+    "UpdateFigures.learner_kl_per_token": "Σ (student − teacher) / Σ |V|, at the weights right before the update",
     "UpdateFigures.gradient_norm": "‖∇ loss‖₂ before clipping",
     "LogprobGap.tokens": "valid tokens of those rows",
     "LogprobGap.mean": "mean of |learner's − generation's log probability|",
@@ -136,16 +137,31 @@ def metrics_page() -> str:
     ]
     for name in [name for name in FIGURES if name in records.public()]:
         rows = [[f"`{one.name}`", f"`{one.kind}`", _plain(name, one)] for one in records.fields(name)]
-        parts += [f"### {name}", f"{prose(records.docstring_of(name))} {FIGURES[name]}", table(["figure", "type", "meaning"], rows)]
+        parts += [
+            f"### {name}",
+            f"{prose(records.docstring_of(name))} {FIGURES[name]}",
+            table(["figure", "type", "meaning"], rows),
+        ]
     parts += [
         "## Of a run and of its use of experience",
         "Functions of `divopd.metrics`; `divopd compare` and `divopd replay` print them.",
-        table(["function", "formula", "in words"], [[f"`{name}`", FORMULAS[name], first_sentence(metrics.docstring_of(name))]
-               for name in metrics.public() if name in FORMULAS]),  # fmt: skip
+        table(
+            ["function", "formula", "in words"],
+            [
+                [f"`{name}`", FORMULAS[name], first_sentence(metrics.docstring_of(name))]
+                for name in metrics.public()
+                if name in FORMULAS
+            ],
+        ),
         "### Utilization",
         prose(metrics.docstring_of("Utilization")),
-        table(["figure", "type", "meaning"], [[f"`{one.name}`", f"`{one.kind}`", one.meaning or "how many there are"]
-               for one in metrics.fields("Utilization")]),  # fmt: skip
+        table(
+            ["figure", "type", "meaning"],
+            [
+                [f"`{one.name}`", f"`{one.kind}`", one.meaning or "how many there are"]
+                for one in metrics.fields("Utilization")
+            ],
+        ),
     ]
     return page(*parts)
 
@@ -188,6 +204,19 @@ MEANINGS = {  # where the specification's table needs none, or speaks of four fi
 }
 
 
+FORMAT = """
+A recording is a text file (UTF-8) with one JSON object a line, one line a turn, in the order in which the turns
+arrived. `divopd synth` and `divopd export RUN` write it; `divopd replay` reads it. This is one complete line (here a
+turn that is valid, so that every composer can train it):
+"""
+RULES = """
+A field that is not required may be missing or `null`. Lists that are missing, too short or not finite make a turn
+*invalid* (with a reason, [specification §2](../specification.md#2-a-turn-and-when-it-is-valid)), never the file
+unreadable. Anything else that is wrong stops the reading with one line that names file, line, field, what was got and
+what is expected. A turn `(rollout, turn)` occurs once in a file.
+"""
+
+
 def recordings_page() -> str:
     """The interchange format, from the reader's own table and the specification's."""
     meanings = _specification_meanings()
@@ -197,17 +226,12 @@ def recordings_page() -> str:
     ]
     line = json.dumps(turn_to_json(EXAMPLE_TURN), separators=(",", ":"))
     return page(
-            "# The recording format",
-            "A recording is a text file (UTF-8) with one JSON object a line, one line a turn, in the order in which the turns "
-            "arrived. `divopd synth` and `divopd export RUN` write it; `divopd replay` reads it. This is one complete line "
-            "(here a turn that is valid, so that every composer can train it):",
-            f"```json\n{line}\n```",
-            "A field that is not required may be missing or `null`. Lists that are missing, too short or not finite make a "
-            "turn *invalid* (with a reason, [specification §2](../specification.md#2-a-turn-and-when-it-is-valid)), never the "
-            "file unreadable. Anything else that is wrong stops the reading with one line that names file, line, field, what "
-            "was got and what is expected. A turn `(rollout, turn)` occurs once in a file.",
-            table(["field", "required", "expected", "meaning"], rows),
-            "How to write one from your own training loop: [record and replay a foreign run](../howto/record-and-replay.md).",
+        "# The recording format",
+        prose(FORMAT),
+        f"```json\n{line}\n```",
+        prose(RULES),
+        table(["field", "required", "expected", "meaning"], rows),
+        "How to write one from your own loop: [record and replay a foreign run](../howto/record-and-replay.md).",
     )
 
 
@@ -232,7 +256,9 @@ PAGES: dict[str, Callable[[], str]] = {
 def out_of_date(folder: Path = FOLDER) -> list[str]:
     """The pages that are not what the code says today."""
     texts = {name: folder / name for name in PAGES}
-    return [name for name, path in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != made(name)]
+    return [
+        name for name, path in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != made(name)
+    ]
 
 
 def made(name: str) -> str:

@@ -6,7 +6,7 @@ from reference_text import code, flat, page, prose, table
 PUBLIC = (  # module, its names (none: all that is public there), what it is for
     ("api", (), "Everything in one place."),
     ("", (), "The composer in your own framework: numpy and nothing else."),
-    ("composers.composer", ("Composer", "Settings", "Batch", "Decision", "Candidate"), "What a composer takes and gives."),
+    ("composers.composer", ("Composer", "Settings", "Batch", "Decision", "Candidate"), "What composers take and give."),
     ("turns", ("read_turns", "write_turns", "turn_to_json", "turn_from_json", "group_into_rollouts"), "Recordings."),
     ("validity", ("why_invalid", "disagreement", "valid_mask"), "The gate, and how much two models disagree."),
     ("replay", (), "Any composer over a recording."),
@@ -52,6 +52,8 @@ def _described(name: str, source: Module) -> str:
 def _fields(fields: list[FieldText]) -> str:
     """With a column for meanings only where one is told."""
     told = any(one.meaning for one in fields)
-    rows = [[f"`{one.name}`", f"`{one.kind}`", f"`{one.default}`" if one.default else "–", one.meaning] for one in fields]
+    rows = [
+        [f"`{one.name}`", f"`{one.kind}`", f"`{one.default}`" if one.default else "–", one.meaning] for one in fields
+    ]
     head = ["field", "type", "default", "meaning"]
     return table(head, rows) if told else table(head[:3], [row[:3] for row in rows])

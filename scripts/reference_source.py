@@ -30,21 +30,24 @@ class Module:
         text = self.path.read_text(encoding="utf-8")
         self.tree = ast.parse(text)
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        self._comments = {token.start[0]: token.string[1:].strip() for token in tokens if token.type == tokenize.COMMENT}
+        self._comments = {
+            token.start[0]: token.string[1:].strip() for token in tokens if token.type == tokenize.COMMENT
+        }
 
     @property
     def docstring(self) -> str:
         return ast.get_docstring(self.tree) or ""
 
-    def find(self, name: str) -> ast.stmt | None:
+    def find(self, name: str) -> ast.ClassDef | ast.FunctionDef | None:
         """The class or function of this name."""
-        kinds = ast.ClassDef | ast.FunctionDef
-        return next((node for node in self.tree.body if isinstance(node, kinds) and node.name == name), None)
+        return next((node for node in self._named() if node.name == name), None)
 
     def public(self) -> list[str]:
         """Classes and functions of this file whose names do not begin with an underscore, in the order of the file."""
-        kinds = ast.ClassDef | ast.FunctionDef
-        return [node.name for node in self.tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+        return [node.name for node in self._named() if not node.name.startswith("_")]
+
+    def _named(self) -> list[ast.ClassDef | ast.FunctionDef]:
+        return [node for node in self.tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
 
     def exported(self) -> dict[str, str]:
         """What `__all__` names and the file imports: name → dotted module inside the package."""
@@ -65,7 +68,11 @@ class Module:
             return []
         found: list[FieldText] = []
         for place, one in enumerate(node.body):
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and not one.target.id.startswith("_"):
+            if (
+                isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+                and not one.target.id.startswith("_")
+            ):
                 default = ast.unparse(one.value) if one.value else None
                 meaning = _string(node.body[place + 1 : place + 2]) or self._comments.get(one.end_lineno or 0, "")
                 found.append(FieldText(one.target.id, ast.unparse(one.annotation), default, meaning))
@@ -73,7 +80,7 @@ class Module:
 
     def docstring_of(self, name: str) -> str:
         node = self.find(name)
-        return (ast.get_docstring(node) or "") if isinstance(node, ast.ClassDef | ast.FunctionDef) else ""
+        return (ast.get_docstring(node) or "") if node else ""
 
     def signature(self, name: str) -> str:
         """`name(arguments) -> result`, as it is written; of a class, how one is made if it says so."""

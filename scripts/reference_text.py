@@ -16,7 +16,7 @@ def flat(text: str) -> str:
 
 def prose(text: str) -> str:
     """A docstring as paragraphs."""
-    return "\n\n".join(flat(part) for part in text.split("\n\n"))
+    return "\n\n".join(flat(part) for part in text.strip().split("\n\n"))
 
 
 def first_sentence(text: str) -> str:
