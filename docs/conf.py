@@ -9,6 +9,7 @@ extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 nitpicky = True
+smartquotes = False  # --option stays as it is typed
 
 myst_heading_anchors = 4  # [a link](page.md#a-heading) works here and on a code host alike
 myst_links_external_new_tab = False

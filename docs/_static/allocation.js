@@ -75,14 +75,15 @@
     const drawing = svg("svg", { width: columns * (CELL + GAP), height, role: "img", "aria-label": label });
     turns.forEach((one, place) => {
       const x = (place % columns) * (CELL + GAP), y = Math.floor(place / columns) * (CELL + BAR + GAP * 2);
-      const group = svg("g", { opacity: !chosen || chosen.has(one.key) ? 1 : 0.28 });
+      const picked = !chosen || chosen.has(one.key), fade = picked ? 1 : 0.25;
+      const group = svg("g", {});
       const dead = one.value === null, bar = dead ? 0 : (one.value / 2.4) * BAR;
       const told = dead ? "no usable supervision" : `disagreement ${one.value}`;
       group.append(svg("title", {}, `rollout ${one.rollout}, turn ${one.turn}: ${told}`));
-      group.append(svg("rect", { x: x + 8, y: y + BAR - bar, width: CELL - 16, height: bar, class: "allocation-bar" }));
+      group.append(svg("rect", { x: x + 8, y: y + BAR - bar, width: CELL - 16, height: bar, opacity: fade, class: "allocation-bar" }));
       group.append(svg("rect", { x, y: y + BAR + 2, width: CELL, height: CELL, rx: 5, fill: COLOURS[one.rollout],
-        class: chosen && chosen.has(one.key) ? "allocation-chosen" : "allocation-square" }));
-      group.append(svg("text", { x: x + CELL / 2, y: y + BAR + 2 + CELL / 2 + 5, class: "allocation-letter" },
+        "fill-opacity": fade, class: chosen && picked ? "allocation-chosen" : "allocation-square" }));
+      group.append(svg("text", { x: x + CELL / 2, y: y + BAR + 2 + CELL / 2 + 5, class: picked ? "allocation-letter" : "allocation-letter allocation-left" },
         dead ? `${one.rollout} ×` : one.key));
       drawing.append(group);
     });
