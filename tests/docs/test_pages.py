@@ -14,7 +14,8 @@ from divopd.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OURS = ("index.md", "concepts", "tutorials", "howto", "decisions")  # the other pages are made, or have no code
+# the other pages are made by programs, or their commands need a cluster: of these, commands and options are looked up
+OURS = ("index.md", "concepts", "tutorials", "howto", "decisions")
 PAGES = sorted(path for one in OURS for path in ((DOCS / one).rglob("*.md") if (DOCS / one).is_dir() else [DOCS / one]))
 SERVER = "127.0.0.1:8000"  # where pages have a teacher
 IN_FOLDER = ("configs", "examples")  # a reader is at the root of a clone
