@@ -4,14 +4,15 @@
 # make test-slow  what needs minutes, a JVM for long, a pretrained model, vLLM or the official ALFWorld package
 # make same BASE=COMMIT  is training still the same as at that commit, to the bit? (METHODS="vanilla divopd" UPDATES=10 JOBS=1)
 # make mutants  do the tests notice the planted bugs of tests/mutants? under half an hour on two cores (ONLY=105 for some, JOBS=2)
-# make check  format, lint, types, direction of imports
+# make check  format, lint, types, direction of imports, the site without a warning or a broken link
+# make docs   write the reference pages from the code, and build the site of docs/ into build/docs
 # make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
 # make lock   the newest versions that fit into constraints.txt
 # TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB instead of 2.7)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := plots,train,lora,webshop,scienceworld,gym,dev
+EXTRAS := plots,train,lora,webshop,scienceworld,gym,dev,docs
 SLOW_EXTRAS := openenv,ray,gguf,tensorboard,wandb,mlflow,trackio
 INSTALL = scripts/install $(BIN)/python --constraint constraints.txt
 comma := ,
@@ -57,7 +58,10 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
 	touch $@
 
-.PHONY: setup demo test quick test-slow same mutants check format fresh lock
+SITE = $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet -d build/doctrees docs build/docs \
+	&& $(BIN)/python scripts/check_links.py build/docs
+
+.PHONY: setup demo test quick test-slow same mutants check docs format fresh lock
 
 setup: $(VENV)/installed
 
@@ -88,6 +92,13 @@ check: setup
 	$(BIN)/ruff check src tests benchmarks examples scripts
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	$(BIN)/python scripts/reference.py --check
+	$(SITE)
+
+docs: setup
+	$(BIN)/python scripts/reference.py
+	$(SITE)
+	@echo 'site: build/docs/index.html'
 
 format: setup
 	$(BIN)/ruff format src tests benchmarks examples scripts

@@ -349,7 +349,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# Planted bugs",
         "",
-        "Made by `make mutants`: it plants each patch of [tests/mutants](../tests/mutants) in a copy of the tree and",
+        "Made by `make mutants`: it plants each patch of `tests/mutants` in a copy of the tree and",
         f"runs the tests there that should notice it. {summary(outcomes)}. {drawn} of them were drawn by a seed",
         "(`scripts/draw_mutants.py`), the others were chosen by hand. An equivalent one changes nothing that a test",
         "could see; the reason is given.",

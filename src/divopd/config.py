@@ -9,7 +9,7 @@ the resolved configuration stored with a run says all of it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -31,16 +31,14 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from divopd.composers import Settings
-from divopd.config_files import Layered, read_layers, shown
-from divopd.environments import EnvironmentEntry, find_entry
+from divopd.config_completion import complete
+from divopd.config_files import Layered, find_config, read_layers, shown
+from divopd.environments import find_entry
 from divopd.errors import InputError, UnknownNameError
 from divopd.methods import METHODS
 from divopd.models.engine import ENGINES, EngineName
-from divopd.models.model_files import model_folder
 from divopd.models.optimization import Lora, Optimization
-from divopd.models.taught import Taught, read_taught
-from divopd.prompts import PromptStyle, style_for
-from divopd.prompts.formats import FORMAT_SETTINGS
+from divopd.prompts import PromptStyle
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -72,13 +70,18 @@ class Part(BaseModel):
 
 
 class EnvironmentPart(Part):
-    """Where rollouts happen. `settings` are given to the environment; the rest is the table's unless it is said."""
+    """Where rollouts happen."""
 
     name: str = "alfworld-small"
+    """A name that `divopd envs` lists, or your own: FILE.py:CLASS."""
     settings: dict[str, Any] = {}
+    """What the environment itself takes, such as `id` for gym."""
     train_split: str
+    """Which tasks are trained on."""
     evaluation_split: str
+    """Which tasks are evaluated on."""
     horizon: PositiveInt
+    """The most turns of a rollout."""
 
     @field_validator("name")
     @classmethod
@@ -91,34 +94,38 @@ class EnvironmentPart(Part):
 
 
 class ModelPart(Part):
-    """A model: a folder in the ordinary Hugging Face format, or `embedded:NAME` (embedded.py)."""
+    """A model and where it runs."""
 
     model: Name
+    """A folder in the ordinary Hugging Face format, `embedded:NAME`, or `owner/name@revision` of the Hub."""
     dtype: Dtype = "float32"
+    """The type of its weights; those that are trained stay float32 unless there are adapters."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    engine: EngineName = "transformers"  # that generates and scores; the learner is torch's
+    """cpu, cuda or cuda:N."""
+    engine: EngineName = "transformers"
+    """What generates and scores; the learner is torch's in any case."""
 
 
 class StudentPart(ModelPart):
-    """The model that is trained; with `lora`, only adapters are."""
+    """The model that is trained."""
 
     model: Name = "embedded:student"
     lora: Lora | None = None
+    """With it, only low-rank adapters are trained; null: all weights."""
 
 
 class TeacherPart(ModelPart):
-    """The frozen model. `url`: an OpenAI-compatible server in its place, which knows it as `model`.
-
-    `by_task`: other teachers for tasks whose name fits a pattern such as `pick_*`, each a folder or a url; the first
-    that fits counts. `prompt`: whether teachers read the student's prompts, id by id, or the same history in their own
-    chat template and tokenizer (specification §6.2).
-    """
+    """The frozen model that scores, or several by task."""
 
     model: Name = "embedded:teacher"
     url: str | None = None
+    """An OpenAI-compatible server in the place of a folder; it knows the teacher as `model`."""
     timeout_s: PositiveFloat = 60.0
+    """How long one request to a server may take."""
     prompt: Literal["shared", "own"] = "shared"
+    """Teachers read the student's prompts, id by id, or the history in their own chat template (specification §6.2)."""
     by_task: dict[str, Name] = {}
+    """Other teachers, a folder or a url each, for tasks that fit a pattern such as `pick_*`; the first one counts."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,15 @@ class LearnerPart(Optimization):
     """How an update is made, how many there are, and how long the learner waits for a full batch."""
 
     updates: int = 250
+    """How many updates the run makes."""
     max_wait_s: float = 600.0
-    checkpoint_every: int = 10  # updates
-    keep_tokens: bool = True  # of turns that a checkpoint no longer needs; without them a run is no recording
-    ranks: int = 1  # processes of one machine that share the weights (FSDP2); on CUDA each has a device of its own
+    """The longest wait for a full batch; then a smaller one is trained."""
+    checkpoint_every: int = 10
+    """Updates between two checkpoints."""
+    keep_tokens: bool = True
+    """Keep the tokens of turns that no resume needs; without them a run is no recording."""
+    ranks: int = 1
+    """Processes of one machine that share the weights (FSDP2); on CUDA each has a device of its own."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "max_grad_norm", "max_tokens", "updates", "max_wait_s", "checkpoint_every", "ranks"):
@@ -138,67 +150,73 @@ class LearnerPart(Optimization):
 
 
 class ExplorerPart(Part):
-    """Who acts and how. `max_backlog`: explorers pause while so many turns wait (specification §7); null: never.
+    """Who acts and how.
 
     16 in flight, 512 tokens and a sync after every update are not in the paper: the public system on which it builds
     has them.
     """
 
-    rollouts_in_flight: PositiveInt = 16  # of one process
+    rollouts_in_flight: PositiveInt = 16
+    """Rollouts that one explorer process plays at once."""
     processes: PositiveInt = 1
+    """Explorer processes of the live clock."""
     temperature: PositiveFloat = 1.0
+    """At which the student acts."""
     max_response_tokens: PositiveInt = 512
-    sync_interval: PositiveInt = 1  # updates between two sets of weights
+    """A longer response is cut there."""
+    sync_interval: PositiveInt = 1
+    """Updates between two sets of weights for the explorers."""
     max_backlog: PositiveInt | None = None
+    """Explorers pause while so many turns wait (specification §7); null: never."""
 
 
 class RecoveryPart(Part):
-    """When the teacher acts for a stuck student (specification §6.3), in turns and updates; used by divopd-r only.
-
-    `until`: it gives control back when its budget of `takeover` turns is used up, or at the first progress.
-    """
+    """When the teacher acts for a stuck student (specification §6.3); used by divopd-r only."""
 
     patience: PositiveInt = 4
+    """Turns without progress after which a student counts as stuck."""
     takeover: PositiveInt = 6
+    """The most turns that the teacher then acts."""
     warmup: NonNegativeInt = 0
+    """Updates before the first takeover."""
     until: Literal["budget", "progress"] = "budget"
+    """The teacher gives control back when its `takeover` turns are used up, or at the first progress."""
 
 
 class CurriculumPart(Part):
-    """How fast TCOD moves on (specification §6.4): `growth` and `retreat` are its η.
-
-    tcod-f2b allows one turn more every `growth` explorer steps; tcod-b2f replays one expert action less every
-    `retreat`. An explorer step is `rollouts_per_step` rollouts, however many are in flight.
-    """
+    """How fast TCOD moves on (specification §6.4): `growth` and `retreat` are its η."""
 
     growth: PositiveInt = 6
+    """tcod-f2b allows one turn more every so many explorer steps."""
     retreat: PositiveInt = 5
+    """tcod-b2f replays one expert action less every so many explorer steps."""
     rollouts_per_step: PositiveInt = 16
+    """Rollouts that count as one explorer step, however many are in flight."""
 
 
 class EvaluationPart(Part):
-    """Evaluate on the first `tasks` tasks of the split every `every` updates; `in_flight` of them are played at once.
+    """How often the student is examined, and on what.
 
     The paper counts explorer steps (every 5, which made 24 to 49 evaluations a run); here updates are counted.
-
-    `target` is τ, the success rate in percent to which `divopd compare` counts cost: a multiple of 5. The paper names
-    one for each of its settings. null: the largest multiple of 5 at or below vanilla's peak.
     """
 
     every: PositiveInt = 5
+    """Updates between two evaluations."""
     tasks: PositiveInt
+    """How many tasks: the first ones of the evaluation split, the same every time."""
     temperature: NonNegativeFloat = 0.4
+    """At which the student acts in evaluations."""
     in_flight: PositiveInt = 64
+    """Tasks that are played at once."""
     target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
+    """τ, the success rate in percent to which `divopd compare` counts cost; null: from vanilla's peak."""
 
 
 class AuditsPart(Part):
-    """What a run keeps for `divopd audit`: `keep_last` is of how many last updates it keeps the weights before them.
-
-    The gradient geometry of the paper is that of the last 8; 0 keeps none, and then geometry cannot be audited.
-    """
+    """What a run keeps for `divopd audit`. The gradient geometry of the paper is that of the last 8 updates."""
 
     keep_last: NonNegativeInt = 8
+    """Of how many last updates the weights before them are kept; 0: none, and geometry cannot be audited."""
 
 
 class Costs(Part):
@@ -206,19 +224,24 @@ class Costs(Part):
 
     A rollout takes `rollout_s`, then for each turn `environment_step_s`, the new prompt tokens it reads and the tokens
     it generates; then the teacher scores its tokens. An update takes `update_s` and the tokens of its rows.
-
-    `jitter` is the share by which a rollout may take longer or shorter than that, by seed and number: without it,
-    rollouts that started together and take as many turns end together, and arrive in bursts.
     """
 
     rollout_s: PositiveFloat = 0.5  # a rollout that took no time would never end a moment of the clock
+    """To begin a rollout."""
     environment_step_s: NonNegativeFloat = 0.05
+    """One action in the environment."""
     read_token_s: NonNegativeFloat = 1e-4
+    """A prompt token that the student reads for the first time."""
     generated_token_s: NonNegativeFloat = 0.02
+    """A token that the student generates."""
     scored_token_s: NonNegativeFloat = 1e-4
+    """A token that the teacher reads."""
     trained_token_s: NonNegativeFloat = 2e-5
+    """A token of a row in an update."""
     update_s: NonNegativeFloat = 1.0
+    """What an update takes besides its tokens."""
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share by which rollouts take longer or shorter, by seed and number: with 0 they arrive in bursts."""
 
 
 class GpusPart(Part):
@@ -228,9 +251,13 @@ class GpusPart(Part):
     """
 
     learner: NonNegativeFloat | None = None
+    """Of each rank of the learner."""
     teacher: NonNegativeFloat | None = None
+    """Of the teacher."""
     evaluator: NonNegativeFloat | None = None
+    """Of the evaluator."""
     explorer: NonNegativeFloat | None = None
+    """Of each explorer."""
 
     @field_validator("*")
     @classmethod
@@ -255,11 +282,17 @@ class Config(Part):
     """Everything a run depends on. `prompts`, `composer` and `learner` are what those parts take, as they are."""
 
     seed: NonNegativeInt = 0
+    """Of everything that is drawn: the order of tasks, sampling, composers that draw, the start of adapters."""
     method: str = "divopd"
+    """Which turns are trained: a name that `divopd methods` lists."""
     clock: Literal["simulated", "live"] = "simulated"
-    cluster: Literal["ray"] | None = None  # null: processes of this machine
-    threads: PositiveInt = 1  # of torch in each process: another number rounds differently
-    loggers: tuple[LoggerName, ...] = ()  # besides the JSON lines that every run writes
+    """One process that counts the seconds under `costs`, the same to the bit everywhere; or processes in real time."""
+    cluster: Literal["ray"] | None = None
+    """ray: the roles are actors on a cluster; null: processes of this machine."""
+    threads: PositiveInt = 1
+    """Of torch in each process: another number rounds differently."""
+    loggers: tuple[LoggerName, ...] = ()
+    """Besides the JSON lines that every run writes."""
     environment: EnvironmentPart
     prompts: Annotated[PromptStyle, Checked]
     student: StudentPart = StudentPart()
@@ -277,7 +310,9 @@ class Config(Part):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        return _completed(given) if isinstance(given, Mapping) else given
+        if not isinstance(given, Mapping):
+            return given
+        return complete(given, updates=LearnerPart.updates, student=StudentPart().model).data
 
     @field_validator("method")
     @classmethod
@@ -361,78 +396,22 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def _completed(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Fill in what depends on other sections. What is wrong is left as it is: validation tells."""
-    data = dict(given)
-    environment = _section(data, "environment")
-    name = environment.setdefault("name", "alfworld-small")
-    entry = _entry_or_none(name)
-    if entry is not None:
-        table = {"train_split": "train", "evaluation_split": entry.evaluation_split, "horizon": entry.horizon}
-        _fill(environment, table)
-        _fill(_section(data, "evaluation"), {"tasks": entry.evaluation_tasks})
-    prompts = _section(data, "prompts")
-    _fill(prompts, FORMAT_SETTINGS.get(str(prompts.get("format")), {}))  # a format that is asked for goes first
-    taught = _taught_student(data.get("student", {}), str(name))
-    if taught is not None:
-        _fill(prompts, {"answer": taught.answer, "actions": taught.actions})
-    _fill(prompts, asdict(style_for(str(name), answer="terse" if prompts.get("answer") == "terse" else "think")))
-    composer = _section(data, "composer")
-    for shared, place in {"method": "method", "seed": "seed", "total_updates": "learner.updates"}.items():
-        if shared in composer:
-            raise ValueError(f"composer.{shared} is {composer[shared]!r}; expected nothing there: set {place} instead")
-    learner = data.get("learner", {})
-    updates = learner.get("updates", LearnerPart.updates) if isinstance(learner, Mapping) else LearnerPart.updates
-    composer |= {"method": data.get("method", "divopd"), "seed": data.get("seed", 0), "total_updates": updates}
-    return data
-
-
-def _taught_student(student: object, environment: str) -> Taught | None:
-    """What the student was taught. The default one counts only where it was taught: elsewhere it is a stand-in."""
-    named = student.get("model") if isinstance(student, Mapping) else None
-    try:
-        folder = model_folder(str(named or StudentPart().model))
-    except InputError:
-        return None
-    try:
-        taught = read_taught(folder)
-    except InputError as error:
-        raise ValueError(str(error)) from None
-    return taught if named or (taught and taught.environment == environment) else None
-
-
-def _section(data: dict[Any, Any], name: str) -> dict[Any, Any]:
-    """A copy of a section that may be filled; one that is no mapping is left for validation to refuse."""
-    given = data.get(name, {})
-    if not isinstance(given, Mapping):
-        return {}
-    data[name] = dict(given)
-    return data[name]
-
-
-def _fill(section: dict[Any, Any], defaults: Mapping[str, Any]) -> None:
-    for name, value in defaults.items():
-        if section.get(name) is None:
-            section[name] = value
-
-
-def _entry_or_none(name: object) -> EnvironmentEntry | None:
-    try:
-        return find_entry(name) if isinstance(name, str) else None
-    except InputError:
-        return None
-
-
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read a file, what it extends, and then overrides such as `learner.lr=1e-5`, whose values are YAML.
 
+    A name such as `default/divopd` is a file that comes with divopd.
+
     Anything wrong is an InputError of one line that names the file or override, the field, what was got and what was
     expected. `versions`, which a stored configuration has, tells about the past and is no setting.
     """
-    layered = read_layers(Path(path), overrides)
+    return validated(read_layers(find_config(path), overrides))
+
+
+def validated(layered: Layered) -> Config:
+    """The configuration that merged files make."""
     settings = {name: value for name, value in layered.data.items() if name != "versions"}
     try:
         return Config.model_validate(settings)

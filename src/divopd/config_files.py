@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from divopd.errors import InputError
+from divopd.errors import InputError, UnknownNameError
 
 Place = tuple[str, ...]  # the keys that lead to a value
 
@@ -56,6 +56,26 @@ def shipped_configs() -> Path:
     """The folder of the configurations that come with divopd: inside an installed package, else beside the sources."""
     inside = Path(__file__).parent / "configs"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def config_names() -> list[str]:
+    """The names by which the configurations that come with divopd are known, such as `default/divopd`."""
+    files = sorted(shipped_configs().glob("*/*.yaml"))
+    return [f"{file.parent.name}/{file.stem}" for file in files if file.stem != "setting"]
+
+
+def find_config(name: Path | str) -> Path:
+    """The file of a path, or of a name such as `default/divopd`; a file of the user goes first.
+
+    UnknownNameError for what is neither, unless it ends in .yaml: whoever reads it says that it is not there.
+    """
+    file = Path(name)
+    if file.exists() or file.suffix in (".yaml", ".yml"):
+        return file
+    known = config_names()
+    if str(name) not in known:
+        raise UnknownNameError("configuration (no file has that name either)", str(name), known)
+    return shipped_configs() / f"{name}.yaml"
 
 
 def read_layers(file: Path, overrides: Sequence[str]) -> Layered:

@@ -27,7 +27,7 @@ TERSE_TOKENS = 32  # enough for a bare action
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", metavar="RUN|MODEL", help="runs, model folders or embedded:NAME")
     parser.add_argument("--version", type=int, metavar="N", help="of a run: this policy version (default: the latest)")
-    parser.add_argument("--config", type=Path, help="how a model is evaluated: as this configuration says")
+    parser.add_argument("--config", help="how a model is evaluated: as this configuration says (a file, or its name)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, with --config")
     as_taught = "(default: as `divopd sft` taught the model"
     parser.add_argument(

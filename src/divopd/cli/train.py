@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 HELP = "Train a student against a frozen teacher: explorers, teacher, queue, composer and learner at once."
 PLAYED = ("environment.", "evaluation.", "explorer.", "prompts.", "seed=")  # overrides that an evaluation follows
-EXAMPLE = "divopd train configs/default/divopd.yaml --out runs/mine --set learner.updates=50"
+EXAMPLE = "divopd train default/divopd --out runs/mine --set learner.updates=50"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="a YAML file; not with --resume")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="a YAML file, or a name such as default/divopd; not with --resume"
+    )
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder (default runs/SETTING-METHOD-seedN)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. learner.lr=1e-5"
@@ -49,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("give a CONFIG to start a run, or --resume RUN to go on with one")
     require("train")  # before a folder is made
     from divopd.config import load_config
+    from divopd.config_files import find_config
 
     if args.resume:
         if args.set:
@@ -57,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
         file = folder / "config.yaml"
         config = load_config(file)
     else:
-        file = args.config
+        file = args.config  # as it was given: evaluate knows the same names
         config = load_config(file, args.set)
-        setting = args.config.resolve().parent.name or args.config.stem
+        place = find_config(file).resolve()
+        setting = place.parent.name or place.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
     from divopd.plan.dry_run import check_start, make_plan
 

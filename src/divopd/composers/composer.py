@@ -90,11 +90,16 @@ class Settings:
     """The numbers of a composer; the defaults are the paper's (Table "Shared sampler configuration")."""
 
     method: str
-    batch_size: int = 64  # B
-    pool_multiplier: int = 4  # c
-    cap: int | None = 4  # k: turns a rollout may give in the first pass; None: as many as it has
-    max_staleness: int = 2  # δ
-    max_pending_age: int = 8  # W
+    batch_size: int = 64
+    """B: turns of an update."""
+    pool_multiplier: int = 4
+    """c: the composer looks at c·B turns."""
+    cap: int | None = 4
+    """k: turns a rollout may give in the first pass; null: as many as it has."""
+    max_staleness: int = 2
+    """δ: a turn that is more policy versions old is not trained."""
+    max_pending_age: int = 8
+    """W: a turn that has waited for more updates in the pool falls out."""
     seed: int = 0
     total_updates: int = 250  # length of training; only turnopd's schedule looks at it
 

@@ -17,26 +17,27 @@ _LABELLED = re.compile(r"Action:\s*(.*?)(?:\n|$)")
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """Settings of prompts and parsing.
-
-    `system`: the system text; empty for none. `history`: `full` keeps every observation and response as they were, so
-    that each prompt literally extends the previous prompt and response (shared prefixes are trained once); a number
-    keeps the last so many actions with their observations, as text, after the first observation; `none` keeps the first
-    observation only. `actions`: whether the allowed actions are listed, where the environment tells them.
-    `answer`: `think` wants `<think>…</think><action>…</action>`, `labelled` the lines `Thought: …` and `Action: …`,
-    `terse` the bare action. `format`: `chat` is ours; the others are those of the paper's teachers (formats.py). An
-    observation beyond `max_observation_chars` is cut; a prompt beyond `max_prompt_tokens` is cut and marked.
-    `template`: arguments for the chat template of the tokenizer, such as `enable_thinking`.
-    """
+    """Settings of prompts and parsing."""
 
     system: str = ""
+    """The system text; empty: the prompt has none."""
     history: Literal["full", "none"] | int = "full"
+    """`full`: every observation and response as they were, so that a prompt extends the one before, and shared prefixes
+    are trained once. A number: the last so many actions with their observations, as text, after the first observation.
+    `none`: the first observation only."""
     actions: Literal["listed", "unlisted"] = "listed"
+    """Whether the allowed actions are listed, where the environment tells them."""
     answer: Literal["think", "labelled", "terse"] = "think"
+    """`think`: `<think>…</think><action>…</action>`; `labelled`: the lines `Thought: …` and `Action: …`; `terse`: the
+    bare action."""
     format: Format = "chat"
+    """`chat` is ours; the others are those of the paper's teachers (formats.py)."""
     max_observation_chars: int = 12_000
+    """A longer observation is cut."""
     max_prompt_tokens: int = 10_240
+    """A longer prompt is cut, and its turn is marked invalid."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments for the chat template of the tokenizer, such as `enable_thinking`."""
 
     def __post_init__(self) -> None:
         named = self.history in ("full", "none")
