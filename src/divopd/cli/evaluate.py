@@ -172,8 +172,11 @@ def _of_model(what: str, args: argparse.Namespace) -> "Config":
 
 
 def _check_model(model: str) -> None:
+    from divopd.models.hub import fetch_models
     from divopd.models.model_files import hub_advice
 
+    if fetch_models([model]):
+        return
     if not model.startswith("embedded:") and not (Path(model) / "config.json").is_file():
         raise InputError(
             f"{model}: expected a run (config.yaml), a model folder (config.json) or embedded:NAME; got neither"

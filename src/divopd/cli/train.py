@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         place = find_config(file).resolve()
         setting = place.parent.name or place.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
-    from divopd.plan.dry_run import check_start, make_plan
+    from divopd.models.hub import fetch_models
+    from divopd.plan.dry_run import check_start, local_models, make_plan
 
     told = [one for one in args.set if one.startswith(PLAYED)]
     how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
+    if fetch_models(local_models(config).values()):
+        config = load_config(file, args.set)  # a student that has come may say the form of its answers
     notes = check_start(config, how=None if args.resume else how)  # a run that goes on was told when it began
     from divopd.pipeline.begin import begin_run
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
