@@ -52,7 +52,7 @@ def test_a_checkout_is_known_by_its_commit(clone: Path) -> None:
 
 def test_an_installed_package_has_no_commit(clone: Path) -> None:
     """Also where it lies inside a checkout of somebody's own project."""
-    installed = clone.parents[1] / ".venv" / "lib" / "divopd"
+    installed = clone.parents[1] / "packages" / "divopd"
     installed.mkdir(parents=True)
     assert checkout(installed) is None
 
