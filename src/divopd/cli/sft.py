@@ -20,12 +20,7 @@ EXAMPLE = """divopd sft alfworld-small --out teacher --until 90
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environment", metavar="ENV", help="its name, as `divopd envs` lists it")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="where the model is saved")
-    parser.add_argument(
-        "--from",
-        dest="start",
-        metavar="MODEL",
-        help="a model to go on from: a folder, embedded:NAME, owner/name@revision",
-    )
+    parser.add_argument("--from", dest="start", type=Path, metavar="MODEL", help="a model folder to go on from")
     parser.add_argument(
         "--labels", choices=("expert", "weak"), default="expert", help="whose actions are learned (default expert)"
     )
@@ -64,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from divopd.bootstrap.sft import Evaluations, SftSettings, save_taught_model, teach
-    from divopd.models.hub import fetch_models
 
-    fetch_models([args.start] if args.start else [])
     torch.set_num_threads(args.threads)
     lessons = _lessons(args)
     new = 1.0 if args.start is None else 0.0
@@ -97,13 +90,12 @@ def run(args: argparse.Namespace) -> int:
 def _lessons(args: argparse.Namespace) -> "Lessons":
     from divopd.bootstrap.demonstrations import Slips
     from divopd.bootstrap.sft import Lessons
-    from divopd.models.model_files import model_folder
     from divopd.models.taught import Taught, differences, read_taught
     from divopd.prompts import style_for
 
     given = {name: getattr(args, name) for name in ("plausible", "random", "repeat")}
     slips = Slips(**{name: share for name, share in given.items() if share is not None})
-    before = read_taught(model_folder(args.start)) if args.start else None
+    before = read_taught(args.start) if args.start else None
     usual = before or Taught(args.environment, "terse", "unlisted")
     taught = Taught(args.environment, args.answer or usual.answer, args.actions or usual.actions)
     if before and (changed := differences(before, taught)):
@@ -114,12 +106,9 @@ def _lessons(args: argparse.Namespace) -> "Lessons":
 
 def _policy(args: argparse.Namespace, lessons: "Lessons") -> "TransformersPolicy":
     from divopd.bootstrap.sft import new_policy
-    from divopd.models.model_files import model_folder
     from divopd.models.transformers_policy import TransformersPolicy
 
-    if args.start is None:
-        return new_policy(lessons, seed=args.seed)
-    return TransformersPolicy.load(model_folder(args.start))
+    return new_policy(lessons, seed=args.seed) if args.start is None else TransformersPolicy.load(args.start)
 
 
 class _Progress:
