@@ -26,7 +26,7 @@ COMMANDS = {
     "explain": "show one batch: who got slots, what waited, what fell out and why",
     "why": "tell the fate of every turn of a rollout",
     "audit": "check a run's ledger, or measure how a run used its experience",
-    "export": "write a run's turns as JSON lines",
+    "export": "write a run's turns as JSON lines, or its student as a model",
     "synth": "make a synthetic recording from a stated queue model",
     "sft": "make a teacher or an initial student by supervised fine-tuning",
     "play": "act in an environment yourself, or watch an expert",
