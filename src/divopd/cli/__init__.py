@@ -29,7 +29,7 @@ COMMANDS = {
     "export": "write a run's turns as JSON lines, or its student as a model",
     "synth": "make a synthetic recording from a stated queue model",
     "sft": "make a teacher or an initial student by supervised fine-tuning",
-    "play": "act in an environment yourself, or watch an expert",
+    "play": "act in an environment yourself, or watch an expert or a model",
     "envs": "list the environments, what they need, and their tasks",
     "methods": "list the composers",
     "paper": "make the paper's tables, figures and claims at the scale of a laptop",

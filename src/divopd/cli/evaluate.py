@@ -11,14 +11,15 @@ from divopd.errors import InputError
 
 if TYPE_CHECKING:
     from divopd.config import Config
-    from divopd.evaluation import Evaluation
+    from divopd.evaluation import Evaluation, Exam
+    from divopd.explorer import Played
 
 HELP = "Play the evaluation tasks with a run's weights or with a model, and print how many succeed."
 EXAMPLE = """divopd evaluate runs/mine@50
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml --after embedded:student --after-turns 10
   divopd evaluate my-model --environment alfworld-small --answer terse --actions unlisted
-  divopd evaluate model-of-divopd-sft"""
+  divopd evaluate model-of-divopd-sft --transcripts rollouts.jsonl"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=int, metavar="N", help="only the first so many evaluation tasks")
     parser.add_argument("--after", metavar="MODEL", help="this model acts first, and what is evaluated takes over")
     parser.add_argument("--after-turns", type=int, default=10, metavar="N", help="after so many turns (default 10)")
+    parser.add_argument(
+        "--transcripts", type=Path, metavar="OUT.jsonl", help="also keep every rollout, turn by turn, in a new file"
+    )
     parser.add_argument("--json", action="store_true", help="one object a model")
 
 
@@ -51,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--config says the environment; give either --config or --environment")
     if args.set and not args.config:
         raise InputError("--set overrides what --config says; give --config too")
+    if args.transcripts:
+        from divopd.transcripts import refuse_file
+
+        refuse_file(args.transcripts)
     results: list[dict[str, Any]] = []
     for what in args.what:
         result = _evaluate(what, args)
@@ -96,7 +104,21 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     version = int(weights.name) if weights else None
     named = {"what": what, "version": version, "environment": config.environment.name}
     figures = encode_evaluation(exam.record(played, version=version or 0))
+    if args.transcripts:
+        _keep(args.transcripts, played, exam, of=named)
     return named | figures | {"version": version} | more  # a model that is no run's has no version
+
+
+def _keep(path: Path, played: "Evaluation", exam: "Exam", *, of: dict[str, Any]) -> None:
+    """The transcripts of an evaluation, each with what was evaluated."""
+    from divopd.environments import kind_of
+    from divopd.transcripts import add_transcripts, transcript_of
+
+    def transcript(rollout: "Played") -> dict[str, Any]:
+        kind = kind_of(exam.environment, rollout.start.task, **exam.settings)
+        return of | transcript_of(rollout, exam.acting, kind=kind)
+
+    add_transcripts(path, map(transcript, played.rollouts))
 
 
 def _compare(

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,10 +97,13 @@ def run(args: argparse.Namespace) -> int:
 def _train(config: "Config", folder: Path, wishes: "Wishes") -> None:
     from divopd.pipeline.begin import go_on
     from divopd.records import Observers
+    from divopd.report.sample_rollouts import newest_rollouts
     from divopd.report.terminal import TerminalView
     from divopd.run.loggers import Loggers
 
-    with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:
+    settings = config.resolved()
+    shown = partial(newest_rollouts, folder, settings)
+    with TerminalView(config) as view, Loggers(folder, config.loggers, settings, rollouts=shown) as loggers:
         go_on(config, folder, observer=Observers(view, loggers), wishes=wishes)
     view.summary(folder)
     _write_report(folder)
