@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from divopd.experiments.arms import MAIN
+from divopd.experiments.arms import FIRST_SEED, MAIN
 from divopd.experiments.results import BATCH, OTHERS
 from divopd.experiments.wanted import Places, Wanted
 
@@ -15,7 +15,8 @@ COSTS = {"computed_tokens": 50, "learner_s": 2.0, "elapsed_s": 3.0, "scored_toke
 
 
 def wanted_run(out: Path, arm: str, seed: int, *, setting: str = "default") -> Wanted:
-    return Wanted(setting, arm, seed, (), Places(CONFIGS, out / "runs", out))
+    """`seed` counts from the first one of all results."""
+    return Wanted(setting, arm, FIRST_SEED + seed, (), Places(CONFIGS, out / "runs", out))
 
 
 def store_result(

@@ -191,6 +191,19 @@ def test_the_virtual_clock_counts_what_a_rollout_and_an_update_cost(lab: Lab, ke
     assert seconds[1] - seconds[0] == pytest.approx(0.01 * COSTS[key](first))
 
 
+@checks("costs.jitter")
+def test_jitter_moves_the_end_of_every_rollout_by_up_to_its_share(lab: Lab) -> None:
+    """What is played stays the same; when it arrives does not, and two seeds are not moved alike."""
+    moved = set()
+    for seed in ("seed=0", "seed=1"):
+        alone = (seed, "method=vanilla", "explorer.rollouts_in_flight=1", "composer.batch_size=4", "learner.updates=1")
+        before, after = lab.run(*alone), lab.run(*alone, "costs.jitter=0.5")
+        assert after.begun[0] == before.begun[0]
+        moved.add(after.updates[0]["waited_s"] / before.updates[0]["waited_s"])
+    assert all(0.5 <= share <= 1.5 and share != 1 for share in moved)
+    assert len(moved) == 2
+
+
 def _tokens(turn: Turn) -> int:
     return len(turn.prompt_ids) + len(turn.response_ids)
 

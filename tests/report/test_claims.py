@@ -327,25 +327,6 @@ def test_reaching_every_target_means_all_seeds(tmp_path: Path) -> None:
     assert judged_by(tmp_path)["A5"].verdict == "does not hold"
 
 
-def test_results_of_earlier_settings_stand_in_for_missing_ones(tmp_path: Path) -> None:
-    """Told by method, seed and what sets arms apart; as soon as one run has the settings of today, only such count."""
-    for arm in ("vanilla", "divopd-base", "divopd-base, no cap"):
-        run = wanted_run(tmp_path, arm, 0)
-        config = run.config.resolved()
-        config["learner"]["lr"] = 1.0
-        store_result(run, [0, 50], config=config)
-    plan = make_plan(Places(CONFIGS, tmp_path / "runs", tmp_path), settings=["default"], seeds=1, overrides=[])
-    arms = ["divopd-base", "divopd-base, no cap", "divopd"]
-    assert gather(plan, arms) == {}
-    found = gather(plan, arms, earlier=True)["default"]
-    assert found.earlier
-    caps = {arm: found.of(arm)[0].stored["config"]["composer"]["cap"] for arm in found.arms}
-    assert caps == {"vanilla": 4, "divopd-base": 4, "divopd-base, no cap": None}
-    store_result(wanted_run(tmp_path, "divopd", 0), [0, 50])
-    today = gather(plan, arms, earlier=True)["default"]
-    assert (today.arms, today.earlier) == (["divopd"], False)
-
-
 def test_cached_scores_are_judged_at_the_largest_lag(tmp_path: Path) -> None:
     """U15 takes the stability audit two versions later, which a trained row may be, not one or five."""
     fields = ("spearman", "top_k_overlap", "probability_correlation", "probability_gap")
@@ -470,24 +451,10 @@ def test_no_claim_holds_that_its_row_does_not_show() -> None:
 def test_the_access_control_is_empty_here() -> None:
     """What the page says of vanilla-wide: its stored runs are vanilla's, evaluation by evaluation."""
     plan = make_plan(Places(CONFIGS, DOCS / "runs", DOCS), settings=["default"], seeds=None, overrides=[])
-    results = gather(plan, ["vanilla-wide"], earlier=True).get("default")
+    results = gather(plan, ["vanilla-wide"]).get("default")
     wide = results.of("vanilla-wide") if results else {}
     if not wide:
         pytest.skip("there are no stored runs of vanilla-wide")
     assert results is not None
     for seed, result in wide.items():
         assert result.run.curve == results.of("vanilla")[seed].run.curve
-
-
-def test_the_page_of_the_default_setting_counts_audited_updates_right() -> None:
-    """docs/default-setting.md states in how many audited updates focus projects further than base."""
-    audits = json.loads((DOCS / "paper" / "geometry.json").read_text(encoding="utf-8"))
-    above, decided = (
-        {name: sum(one(audit) for audit in seeds.values()) for name, seeds in audits.items()}
-        for one in (lambda a: a["focus_above_base"]["drawn"], lambda a: a["decided"])
-    )
-    text = (DOCS / "default-setting.md").read_text(encoding="utf-8").replace("\n", " ")
-    assert f"in {sum(above.values())} of the {sum(decided.values())} audited updates" in text
-    names = {"default": "default", "webshop-small": "WebShop", "scienceworld-short": "ScienceWorld"}
-    for name, title in names.items():
-        assert f"{title} {above[name]} of {decided[name]}" in text

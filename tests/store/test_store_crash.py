@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import store_processes
 import training_processes
-from store_processes import fill, make_rollout, read_log
+from store_processes import Log, fill, make_rollout, read_log
 from training_processes import WORK_UPDATES
 
 from divopd.audits.ledger import audit_ledger
@@ -43,6 +43,15 @@ def start(
     command = [*prefix, sys.executable, str(ROLES[role].__file__), role, str(run), name]
     with (run / f"{name}.err").open("ab") as errors:
         return subprocess.Popen(command, stdin=stdin, stderr=errors, bufsize=0, env=ENVIRONMENT)
+
+
+def test_a_line_that_a_kill_cut_is_no_claim(tmp_path: Path) -> None:
+    """Of the processes' own logs: such a line is not read, and the next life does not append to it."""
+    file = tmp_path / "e1.log"
+    file.write_text('["try", "a", 0]\n["put", "a')
+    assert read_log(file) == [["try", "a", 0]]
+    Log(file).write("put", "a", 0)
+    assert read_log(file) == [["try", "a", 0], ["put", "a", 0]]
 
 
 def check_promises(run: Path) -> None:

@@ -28,10 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="all items and the table of claims (hours; may be stopped)")
     parser.add_argument("--list", action="store_true", help="show all items, their runs and the time they take")
     parser.add_argument("--quick", action="store_true", help="a few updates of two seeds: shows that it works, no more")
+    parser.add_argument("--from-results", action="store_true", help="make no run; use stored results")
     parser.add_argument(
-        "--from-results", action="store_true", help="make no run; use stored results, also of earlier settings"
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="the first N seeds, 100 … (default: 32 of the preregistered arms, 8 of others)",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="seeds 0 … N-1 (default: 5, and 3 in other settings)")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME", help="only this setting")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once, one core each (default 1)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, for all runs")
@@ -57,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
             raise UnknownNameError("item", name, [*ITEMS, "claims"])
     items = [item for name, item in ITEMS.items() if args.all or name in args.names]
     failures = {} if args.from_results else _perform(plan, items, workers=args.jobs)
-    _write_items(plan, items, earlier=args.from_results)
+    _write_items(plan, items)
     if args.all or "claims" in args.names:
-        _write_claims(plan, earlier=args.from_results)
+        _write_claims(plan)
     for failure in failures.values():
         print(f"divopd: could not be made: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -134,14 +137,11 @@ def _watch(crew: "Crew", jobs: Sequence["Job"]) -> None:
                 console.print(f"{job.wanted.label}: {how}; {text}", soft_wrap=True)
 
 
-def _write_items(plan: "Plan", items: Iterable["Item"], *, earlier: bool) -> None:
+def _write_items(plan: "Plan", items: Iterable["Item"]) -> None:
     from divopd.experiments.paper import gather, make, write, write_index
 
     items = list(items)
-    results = gather(plan, dict.fromkeys(arm for item in items for arm in item.arms), earlier=earlier)
-    for one in results.values():
-        if one.earlier:
-            print(f"{one.name}: results of earlier settings, as there are none of today's", file=sys.stderr)
+    results = gather(plan, dict.fromkeys(arm for item in items for arm in item.arms))
     for item in items:
         made = make(item, results)
         if made is None:
@@ -154,12 +154,12 @@ def _write_items(plan: "Plan", items: Iterable["Item"], *, earlier: bool) -> Non
         print(f"written: {', '.join(map(str, files))}", file=sys.stderr)
 
 
-def _write_claims(plan: "Plan", *, earlier: bool) -> None:
+def _write_claims(plan: "Plan") -> None:
     from divopd.experiments.claims import judge_all
     from divopd.experiments.claims_page import sheets, write_claims
     from divopd.experiments.paper import gather
 
-    judged = judge_all(gather(plan, earlier=earlier))
+    judged = judge_all(gather(plan))
     for sheet in sheets(judged):
         sheet.print()
     files = write_claims(judged, plan.places.out)

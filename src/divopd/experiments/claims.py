@@ -84,7 +84,6 @@ class ClaimsTable:
     notes: dict[str, str]
     judged: tuple[Judged, ...]
     settings: dict[str, dict[str, list[int]]]  # seeds that were there, by setting and arm
-    earlier: tuple[str, ...]  # settings whose results are of other configurations than today's
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -97,8 +96,7 @@ def judge_all(settings: Settings) -> ClaimsTable:
     data = claims_file()
     judged = tuple(judge(claim_of(line), settings) for line in data["claims"])
     seeds = {name: {arm: sorted(one.of(arm)) for arm in one.arms} for name, one in settings.items()}
-    earlier = tuple(name for name, one in settings.items() if one.earlier)
-    return ClaimsTable(data["rules"], data["notes"], judged, seeds, earlier)
+    return ClaimsTable(data["rules"], data["notes"], judged, seeds)
 
 
 def claims_file() -> dict[str, Any]:

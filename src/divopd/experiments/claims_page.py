@@ -19,8 +19,7 @@ Made by `divopd paper claims` from the files in `results/`; never edited by hand
 `divopd paper --all` with tiny models on the virtual clock: other models, sizes and numbers than the paper's, so what is
 judged is whether a claim carries over, not whether the paper is right. Claims and rules stand in
 `src/divopd/experiments/claims.yaml`; what the paper has is computed from its tables where they have it. n counts seeds,
-or pairs of runs of one seed. The runs at the end of this page may be of earlier settings than the
-configurations have today, and are never mixed with runs of these.
+or pairs of runs of one seed.
 """
 
 
@@ -161,8 +160,7 @@ def _markdown(table: ClaimsTable) -> str:
     lines += ["## How a verdict is made", "", *(f"- **{name}**: {rule}" for name, rule in table.rules.items()), ""]
     lines += ["## Runs", ""]
     for setting, arms in table.settings.items():
-        earlier = " as it was when they were made" if setting in table.earlier else ""
-        lines += [f"{SETTINGS[setting].title} (`configs/{setting}`{earlier}), seeds:", ""]
+        lines += [f"{SETTINGS[setting].title} (`configs/{setting}`), seeds:", ""]
         lines += [f"- {arm}: {', '.join(map(str, seeds))}" for arm, seeds in arms.items()]
         lines.append("")
     return "\n".join(lines)
@@ -199,7 +197,6 @@ def _json(table: ClaimsTable) -> dict[str, Any]:
         "rules": table.rules,
         "notes": table.notes,
         "seeds": table.settings,
-        "earlier": table.earlier,
         "claims": claims,
     }
 

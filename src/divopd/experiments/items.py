@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from divopd.experiments import audited, controls, learning
-from divopd.experiments.arms import CAPS, LOADS, MAIN, READERS, UNCAPPED
+from divopd.experiments import audited, controls, explored, learning, preregistered
+from divopd.experiments.arms import CAPS, CORE, LOADS, MAIN, READERS, UNCAPPED
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made
 
@@ -56,6 +56,22 @@ def _audit(name: str, title: str, where: str, build: Build, *audits: str, beside
 ITEMS = {
     item.name: item
     for item in (
+        Item(
+            "preregistered",
+            "the comparisons of the preregistration",
+            "ours: docs/preregistration.md",
+            (*CORE, *(arm for arm, _ in preregistered.EXTRA)),
+            preregistered.build,
+            needs=CORE,
+        ),
+        Item(
+            "exploratory",
+            "what was tried beside the preregistered comparisons",
+            "ours: docs/preregistration.md",
+            explored.ARMS,
+            explored.build,
+            needs=("vanilla",),
+        ),
         Item("main", "success and cost to τ of all methods", "Tables 1 and 7", MAIN, learning.main_table),
         Item("composition", "how batches are composed", "Table 9, Figure 2", MAIN, learning.composition),
         Item("fixed-budget", "learning curves and nAUC", "Figures 3 and 4", MAIN, learning.fixed_budget),

@@ -7,15 +7,12 @@ from pathlib import Path
 from statistics import fmean
 
 from divopd.errors import InputError
-from divopd.experiments.arms import ARMS, CORE, SETTINGS
+from divopd.experiments.arms import ARMS, CORE, SETTINGS, seeds_of
 from divopd.experiments.execution import Job, missing_jobs
 from divopd.experiments.items import ITEMS, Item
-from divopd.experiments.results import Result, SettingResults, earlier_result, load_result
+from divopd.experiments.results import Result, SettingResults, load_result
 from divopd.experiments.sheet import Made
 from divopd.experiments.wanted import Places, Wanted, settings_of
-
-DEFAULT_SEEDS = {"default": 5}
-OTHER_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -24,20 +21,14 @@ class Plan:
 
     places: Places
     settings: tuple[str, ...]
-    seeds: int | None  # None: five in the default setting, three elsewhere
+    seeds: int | None  # None: as many as every arm has (arms.py)
     overrides: tuple[str, ...] = ()
-
-    def seeds_of(self, setting: str) -> range:
-        return range(self.seeds or DEFAULT_SEEDS.get(setting, OTHER_SEEDS))
 
     def runs(self, setting: str, arms: Iterable[str]) -> list[Wanted]:
         """The runs of these arms, all arms of a seed before the next seed: when stopped, pairs are whole."""
         allowed = [arm for arm in arms if setting == "default" or arm in CORE]
-        return [
-            Wanted(setting, arm, seed, self.overrides, self.places)
-            for seed in self.seeds_of(setting)
-            for arm in allowed
-        ]
+        pairs = sorted((seed, arm) for arm in allowed for seed in seeds_of(setting, arm, most=self.seeds))
+        return [Wanted(setting, arm, seed, self.overrides, self.places) for seed, arm in pairs]
 
 
 def make_plan(places: Places, *, settings: Sequence[str], seeds: int | None, overrides: Sequence[str]) -> Plan:
@@ -65,23 +56,21 @@ def wanted_by(plan: Plan, items: Iterable[Item]) -> dict[Wanted, tuple[str, ...]
                 audits = (*wanted.get(run, ()), *item.audits_for(run.arm))
                 wanted[run] = tuple(dict.fromkeys(audits))
     places = {setting: place for place, setting in enumerate(plan.settings)}
-    return dict(sorted(wanted.items(), key=lambda entry: (places[entry[0].setting], entry[0].seed)))
+
+    def order(run: Wanted) -> tuple[int, bool, int]:
+        return places[run.setting], run.arm not in CORE, run.seed  # the preregistered arms first
+
+    return dict(sorted(wanted.items(), key=lambda entry: order(entry[0])))
 
 
-def gather(plan: Plan, arms: Iterable[str] = ARMS, *, earlier: bool = False) -> dict[str, SettingResults]:
-    """The results that are there, of these arms and of vanilla, by setting.
-
-    With `earlier`, a setting that has none of its configurations of today has those of earlier ones: never both, so
-    that only runs with the same settings are compared.
-    """
+def gather(plan: Plan, arms: Iterable[str] = ARMS) -> dict[str, SettingResults]:
+    """The results that are there, of these arms and of vanilla, by setting."""
     found: dict[str, SettingResults] = {}
     for setting in plan.settings:
         runs = plan.runs(setting, dict.fromkeys(["vanilla", *arms]))
         results = [result for run in runs if (result := load_result(run)) is not None]
         if results:
             found[setting] = SettingResults(setting, results)
-        elif earlier and (results := [result for run in runs if (result := earlier_result(run)) is not None]):
-            found[setting] = SettingResults(setting, results, earlier=True)
     return found
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from divopd.errors import InputError
-from divopd.experiments.arms import ARMS
 from divopd.experiments.wanted import Wanted, same_settings
 from divopd.methods import BASELINE
 from divopd.metrics import Utilization, arrival_per_drain, mean_of_last
@@ -19,9 +18,6 @@ from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 from divopd.store import Store
 from divopd.store.journal import Account
 
-APART = {override.partition("=")[0].replace(".", "/") for arm in ARMS.values() for override in arm.overrides} - {
-    "method"
-} | {"explorer/rollouts_in_flight"}  # of the configurations of a method's arms; in flight: their load
 BATCH = tuple(field.name for field in fields(BatchFigures))
 OTHERS = ("stale", "aged_out", "invalid", "queued", "turns_put", "waited_s")
 
@@ -109,19 +105,6 @@ def load_result(wanted: Wanted) -> Result | None:
     return _result(stored, wanted.arm)
 
 
-def earlier_result(wanted: Wanted) -> Result | None:
-    """A stored result of the wanted arm and seed, made with whatever other settings; None if there is none.
-
-    It agrees with the wanted run in the method and in all that sets arms apart.
-    """
-    own = wanted.config.resolved()
-    files = (wanted.places.results / wanted.setting).glob(f"{wanted.config.method}-seed{wanted.seed}-*.json")
-    for stored in map(_read, sorted(files)):
-        if all(_inside(stored["config"], key) == _inside(own, key) for key in APART):
-            return _result(stored, wanted.arm)
-    return None
-
-
 def _read(file: Path) -> dict[str, Any]:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -161,9 +144,8 @@ def _result(stored: dict[str, Any], arm: str) -> Result:
 class SettingResults:
     """The results of one setting: by arm and seed, and side by side."""
 
-    def __init__(self, name: str, results: Iterable[Result], *, earlier: bool = False) -> None:
+    def __init__(self, name: str, results: Iterable[Result]) -> None:
         self.name = name
-        self.earlier = earlier  # of other settings than today's
         self._results = {(one.arm, one.seed): one for one in results}
 
     @property

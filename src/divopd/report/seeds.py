@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `count` values and its 95 % interval; without limits from a single value."""
+    """A mean of `count` values and its interval, of 95 % unless said; without limits from a single value."""
 
     mean: float
     low: float
@@ -16,12 +16,12 @@ class Interval:
     count: int
 
 
-def interval_of(values: Sequence[float]) -> Interval:
+def interval_of(values: Sequence[float], *, coverage: float = 0.95) -> Interval:
     """Student's t interval of the mean."""
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean, -inf, inf, len(values))
-    half = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
+    half = t_quantile(len(values) - 1, coverage=coverage) * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half, len(values))
 
 
