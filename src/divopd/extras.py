@@ -6,7 +6,7 @@ from divopd.errors import MissingExtraError
 
 MODULES = {
     "plots": ("matplotlib",),
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "jinja2"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "huggingface_hub"),
     "lora": ("peft",),
     "ray": ("ray",),
     "vllm": ("vllm",),

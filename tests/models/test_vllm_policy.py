@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="for want of the extra train")
 import torch
 
 from divopd.audits.ledger import audit_ledger
+from divopd.cli import main
 from divopd.config import Config, load_config
 from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError, TeacherAwayError
 from divopd.explorer import rows_of
@@ -64,6 +65,18 @@ def student(config: Config) -> VllmPolicy:
 def shy_student() -> VllmPolicy:
     folder = model_folder("embedded:student")
     return VllmPolicy(folder, dtype="float32", context=600, sequences=12, forbidden=sorted(FORBIDDEN))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, VllmPolicy]:
+    """A run with the weights of one version, and vLLM with the model that was exported of it."""
+    run = tmp_path_factory.mktemp("exported")
+    trained = TransformersPolicy.load(model_folder("embedded:student"))
+    disturb(trained)
+    (run / "config.yaml").write_text(load_config(DEFAULT).to_yaml(), encoding="utf-8")
+    publish_weights(run / "weights", 3, gathered_weights(trained.model))
+    assert main(["export", f"{run}@3", "--model", str(run / "student")]) == 0
+    return run, VllmPolicy(run / "student", dtype="float32", context=600, sequences=12)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +132,19 @@ def test_without_the_package_the_error_names_the_extra() -> None:
 def test_what_vllm_cannot_do_is_refused_before_anything_starts(settings: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_config(DEFAULT, settings)
+
+
+@slow
+def test_an_exported_student_is_the_version_that_was_trained(
+    exported: tuple[Path, VllmPolicy], reference: TransformersPolicy
+) -> None:
+    """vLLM scores with it what the run's weights score, and not what the student scored at first."""
+    run, served = exported
+    responses = respond(reference)
+    first = recomputed(reference, responses)
+    reference.fill_weights(read_weights(run / "weights" / "000003"), source="version 3")
+    np.testing.assert_allclose(recomputed(served, responses), recomputed(reference, responses), atol=TOLERANCE)
+    assert np.abs(recomputed(served, responses) - first).max() > 0.01
 
 
 @slow

@@ -6,14 +6,14 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from divopd.config import LoggerName
 from divopd.errors import InputError, MissingExtraError
 from divopd.records import EvaluationRecord, UpdateRecord, decode_evaluation, decode_update
-from divopd.run.loggers import LOGGERS, METRICS, Loggers
+from divopd.run.loggers import LOGGERS, METRICS, Loggers, Table
 from doubles.small_records import make_evaluation_record, make_update_record
 
 SETTINGS = {"method": "divopd", "learner": {"lr": 1e-4}}
@@ -32,9 +32,13 @@ def evaluation(version: int) -> EvaluationRecord:
     return make_evaluation_record(version, success_rate=10.0 * version)
 
 
+SEEN = "You | see\n<a> desk 1 & a lamp."
+TABLE = Table(("task", "turn", "seen"), [["desk/1", 0, SEEN], ["desk/1", 1, "Nothing happens."]])
+
+
 def tell(folder: Path, *names: LoggerName) -> None:
-    """Three updates and a late evaluation."""
-    with Loggers(folder, names, SETTINGS) as loggers:
+    """Three updates and a late evaluation, with two turns of a rollout to look at."""
+    with Loggers(folder, names, SETTINGS, rollouts=lambda: TABLE) as loggers:
         for number in range(3):
             loggers.updated(update(number))
         loggers.evaluated(evaluation(2))
@@ -79,6 +83,9 @@ def test_a_logger_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytest
         def log(self, *_: Any) -> None:
             raise OSError("disk full")
 
+        def show(self, *_: Any) -> None:
+            raise AssertionError("it was left out")
+
         def close(self) -> None:
             raise AssertionError("it was left out")
 
@@ -90,6 +97,51 @@ def test_a_logger_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytest
         del LOGGERS[name]
     assert capsys.readouterr().err.count("the logger failing failed") == 1
     assert len(lines(tmp_path)) == 4
+
+
+class Showing:
+    """A tracker that remembers what it was shown."""
+
+    package = "json"
+    shown: ClassVar[list[tuple[int, Table]]] = []
+
+    def __init__(self, folder: Path, settings: Any) -> None:
+        del folder, settings
+        self.shown.clear()
+
+    def log(self, kind: str, number: int, figures: Any) -> None: ...
+
+    def show(self, version: int, table: Table) -> None:
+        self.shown.append((version, table))
+
+    def close(self) -> None: ...
+
+
+def test_rollouts_are_shown_once_for_every_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is asked for them without a tracker, nor again by a resumed run; a failure to get them ends nothing."""
+    name = cast(LoggerName, "showing")
+    LOGGERS[name] = Showing
+    asked: list[int] = []
+
+    def rollouts() -> Table | None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise OSError("the store is away")
+        return None if len(asked) == 3 else TABLE
+
+    try:
+        with Loggers(tmp_path, [], SETTINGS, rollouts=rollouts) as loggers:
+            loggers.evaluated(evaluation(0))
+        assert asked == []
+        with Loggers(tmp_path, [name], SETTINGS, rollouts=rollouts) as loggers:
+            for version in (0, 1, 1, 2, 3):
+                loggers.evaluated(evaluation(version))
+    finally:
+        del LOGGERS[name]
+    assert Showing.shown == [(1, TABLE)]
+    assert len(asked) == 2
+    assert capsys.readouterr().err.count("no rollouts to show from now on (the store is away)") == 1
+    assert [line["version"] for line in lines(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -122,6 +174,11 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert "update/learner/seconds/step" in events.Tags()["scalars"]
     assert "update/learner/logprob_gap" not in events.Tags()["scalars"]
     assert [e.step for e in events.Scalars("update/learner/logprob_gap/mean")] == [1, 2]
+    (shown,) = events.Tensors("rollouts/text_summary")
+    (text,) = (value.decode() for value in shown.tensor_proto.string_val)
+    assert shown.step == 2
+    assert text.splitlines()[0] == "| task | turn | seen |"
+    assert text.splitlines()[2] == "| desk/1 | 0 | You &#124; see<br>&lt;a> desk 1 &amp; a lamp. |"
 
 
 @pytest.mark.slow
@@ -135,11 +192,15 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     tell(tmp_path, "wandb")
     deadline = time.monotonic() + 60
     history = _history(tmp_path)
-    while len(history) < 4 and time.monotonic() < deadline:  # a process of its own writes it
+    while len(history) < 5 and time.monotonic() < deadline:  # a process of its own writes it
         time.sleep(0.2)
         history = _history(tmp_path)
     assert [row["update/rows"] for row in history if "update/rows" in row] == [64.0] * 3
-    assert [row["evaluation/version"] for row in history if "evaluation/version" in row] == [2]
+    assert [row["evaluation/version"] for row in history if "evaluation/version" in row] == [2, 2]
+    assert [row["evaluation/success_rate"] for row in history if "evaluation/success_rate" in row] == [20.0]
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/**/*.table.json")
+    content = json.loads(table.read_text(encoding="utf-8"))
+    assert (tuple(content["columns"]), content["data"]) == TABLE
     wandb.teardown()  # its process would live as long as this one
 
 
@@ -177,6 +238,10 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.data.params["learner/lr"] == "0.0001"
     losses = client.get_metric_history(run.info.run_id, "update/learner/loss")
     assert [(m.step, m.value) for m in losses] == [(n, 0.5 / (n + 1)) for n in range(3)]
+    file = client.download_artifacts(run.info.run_id, "rollouts/000002.json", str(tmp_path))
+    table = json.loads(Path(file).read_text(encoding="utf-8"))
+    assert (tuple(table["columns"]), table["data"]) == TABLE
+    assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "rollouts/000002.json", "type": "table"}]
 
 
 def test_what_mlflow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +259,8 @@ def test_what_mlflow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     losses = [(value, step) for key, value, step in told["metrics"] if key == "update/learner/loss"]
     assert losses == [(0.5 / (n + 1), n) for n in range(3)]
     assert ["evaluation/success_rate", 20.0, 2] in told["metrics"]
+    assert told["files"] == {"rollouts/000002.json": {"columns": list(TABLE.columns), "data": TABLE.rows}}
+    assert json.loads(told["tags"]["mlflow.loggedArtifacts"]) == [{"path": "rollouts/000002.json", "type": "table"}]
 
 
 @pytest.mark.slow
@@ -208,4 +275,6 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SQLiteStorage.get_logs("divopd", tmp_path.name)
     assert [row["update/rows"] for row in rows if "update/rows" in row] == [64.0] * 3
     assert any(row.get("evaluation/success_rate") == 20.0 for row in rows)
+    (table,) = (row["rollouts"] for row in rows if "rollouts" in row)
+    assert [list(line.values()) for line in table["_value"]] == TABLE.rows
     assert list((tmp_path / "trackio").glob("*.db"))

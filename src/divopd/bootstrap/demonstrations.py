@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -202,23 +202,45 @@ def encode(demonstration: Demonstration, style: PromptStyle, codec: Codec) -> Ex
     no longer holds the label's tokens. InputError unless the style keeps the full history: only then is a prompt the
     beginning of the next.
     """
+    turns, following = demonstration.turns, [turn.seen for turn in demonstration.turns[1:]]
+    answers = [
+        Answered(
+            label=codec.response_ids(style.render(turn.label)),
+            done=codec.response_ids(style.render(turn.done)),
+            action=turn.done,
+            seen=seen,
+        )
+        for turn, seen in zip(turns, [*following, Observation("")], strict=True)
+    ]
+    return as_sequence(turns[0].seen, answers, style, codec)
+
+
+class Answered(NamedTuple):
+    """The answer that should be given and the one that was given, as tokens; the action in it; what was seen then."""
+
+    label: list[int]  # empty: nothing is to be learned here
+    done: list[int]
+    action: str | None
+    seen: Observation
+
+
+def as_sequence(first: Observation, answers: Iterable[Answered], style: PromptStyle, codec: Codec) -> Example:
+    """A rollout that began with an observation, as one sequence; see `encode`."""
     if style.history != "full":
         raise InputError(f"prompt history is {style.history!r}; supervised fine-tuning on whole rollouts needs full")
     ids: list[int] = []
     positions: list[int] = []
     targets: list[int] = []
     read: list[int] = []
-    conversation = Conversation(style, codec, demonstration.turns[0].seen)
-    following = [turn.seen for turn in demonstration.turns[1:]]
-    for turn, seen in zip(demonstration.turns, [*following, Observation("")], strict=True):
+    conversation = Conversation(style, codec, first)
+    for label, done, action, seen in answers:
         prompt = conversation.prompt()
         if prompt.truncated:
             break  # the model will never be asked for more than this
-        label, done = (codec.response_ids(style.render(action)) for action in (turn.label, turn.done))
         common = next((n for n, (a, b) in enumerate(zip(label, done, strict=False)) if a != b), len(label) - 1)
         read += range(max(1, len(ids)), len(prompt.ids))
         positions += range(len(prompt.ids), len(prompt.ids) + common + 1)
         targets += label[: common + 1]
         ids = [*prompt.ids, *done]
-        conversation.add(done, turn.done, seen)
+        conversation.add(done, action, seen)
     return Example(*(np.array(part, dtype=np.int64) for part in (ids, positions, targets, read)))

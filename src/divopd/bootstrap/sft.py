@@ -4,7 +4,7 @@ It makes a teacher of random weights (labels of an expert along rollouts with sl
 capable model (labels of a policy that slips). demonstrations.py says how the rollouts come about.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -95,11 +95,19 @@ def new_policy(lessons: Lessons, *, seed: int, size: "TinySize | None" = None) -
 
     The tokenizer depends on environment and style alone: models with other seeds, sizes or labels share it.
     """
-    from divopd.models.tiny import build_model, build_tokenizer
-    from divopd.models.transformers_policy import TransformersPolicy
+    from divopd.models.tiny import build_tokenizer
 
     played = demonstrate(lessons.environment, "expert", slips=Slips(), seed=0)
-    tokenizer = build_tokenizer(texts(islice(played, ROLLOUTS_FOR_WORDS), lessons.style))
+    return random_policy(
+        build_tokenizer(texts(islice(played, ROLLOUTS_FOR_WORDS), lessons.style)), seed=seed, size=size
+    )
+
+
+def random_policy(tokenizer: Any, *, seed: int, size: "TinySize | None" = None) -> "TransformersPolicy":
+    """A tiny model with random weights for a tokenizer."""
+    from divopd.models.tiny import build_model
+    from divopd.models.transformers_policy import TransformersPolicy
+
     # micro-batches that fit into a core's cache are the fastest for a model this small
     return TransformersPolicy(build_model(tokenizer, seed=seed, size=size), tokenizer, max_tokens=2048)
 
@@ -122,28 +130,47 @@ def teach(
     wanted: Callable[[float], bool] = lambda percent: False,
     report: Callable[[SftUpdate], None] = lambda figures: None,
 ) -> Evaluation:
-    """Fine-tune the policy and evaluate it on the environment's fixed tasks now and then, and at the end.
-
-    It stops early as soon as the success rate in percent is `wanted`. Returns the last evaluation.
-    """
+    """Fine-tune the policy on demonstrations of the environment's expert; see `learn`."""
     codec = Codec(policy.tokenizer, template=lessons.style.template)
+    played = demonstrate(lessons.environment, lessons.labels, slips=lessons.slips, seed=lessons.seed)
+    examples = (encode(demonstration, lessons.style, codec) for demonstration in played)
+    exam = exam_for(lessons, codec, tasks_wanted=evaluations.tasks)
+    return learn(policy, examples, settings, exam=exam, every=evaluations.every, wanted=wanted, report=report)
+
+
+def exam_for(lessons: Lessons, codec: Codec, *, tasks_wanted: int | None, answer_tokens: int = ANSWER_TOKENS) -> Exam:
+    """The environment's fixed tasks, played as the lessons teach it."""
     entry = find_entry(lessons.environment)
-    evaluated = tasks(lessons.environment, entry.evaluation_split)[: evaluations.tasks or entry.evaluation_tasks]
-    exam = Exam(
+    evaluated = tasks(lessons.environment, entry.evaluation_split)[: tasks_wanted or entry.evaluation_tasks]
+    return Exam(
         environment=lessons.environment,
         tasks=tuple(evaluated),
-        acting=Acting(lessons.style, codec, temperature=0.4, max_response_tokens=ANSWER_TOKENS, seed=0),
+        acting=Acting(lessons.style, codec, temperature=0.4, max_response_tokens=answer_tokens, seed=0),
         horizon=entry.horizon,
         in_flight=len(evaluated),
     )
-    played = demonstrate(lessons.environment, lessons.labels, slips=lessons.slips, seed=lessons.seed)
-    examples = (encode(demonstration, lessons.style, codec) for demonstration in played)
+
+
+def learn(
+    policy: "TransformersPolicy",
+    examples: Iterable[Example],
+    settings: SftSettings,
+    *,
+    exam: Exam,
+    every: int,
+    wanted: Callable[[float], bool] = lambda percent: False,
+    report: Callable[[SftUpdate], None] = lambda figures: None,
+) -> Evaluation:
+    """Fine-tune the policy on examples and evaluate it every so many updates, and at the end.
+
+    It stops early as soon as the success rate in percent is `wanted`. Returns the last evaluation.
+    """
     last = Evaluation(())
 
     def after(figures: SftUpdate) -> bool:
         nonlocal last
         made = figures.update + 1
-        if made % evaluations.every and made != settings.updates:
+        if made % every and made != settings.updates:
             report(figures)
             return False
         last = exam.play(policy)

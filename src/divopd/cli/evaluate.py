@@ -11,21 +11,19 @@ from divopd.errors import InputError
 
 if TYPE_CHECKING:
     from divopd.config import Config
-    from divopd.evaluation import Evaluation
-    from divopd.models.transformers_policy import TransformersPolicy
+    from divopd.evaluation import Evaluation, Exam
+    from divopd.explorer import Played
 
 HELP = "Play the evaluation tasks with a run's weights or with a model, and print how many succeed."
-EXAMPLE = """divopd evaluate runs/mine --version 50
+EXAMPLE = """divopd evaluate runs/mine@50
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml
   divopd evaluate embedded:teacher --config configs/default/divopd.yaml --after embedded:student --after-turns 10
   divopd evaluate my-model --environment alfworld-small --answer terse --actions unlisted
-  divopd evaluate model-of-divopd-sft"""
-
-TERSE_TOKENS = 32  # enough for a bare action
+  divopd evaluate model-of-divopd-sft --transcripts rollouts.jsonl"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="RUN|MODEL", help="runs, model folders or embedded:NAME")
+    parser.add_argument("what", nargs="+", metavar="RUN[@VERSION]|MODEL", help="runs, model folders or embedded:NAME")
     parser.add_argument("--version", type=int, metavar="N", help="of a run: this policy version (default: the latest)")
     parser.add_argument("--config", help="how a model is evaluated: as this configuration says (a file, or its name)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, with --config")
@@ -42,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=int, metavar="N", help="only the first so many evaluation tasks")
     parser.add_argument("--after", metavar="MODEL", help="this model acts first, and what is evaluated takes over")
     parser.add_argument("--after-turns", type=int, default=10, metavar="N", help="after so many turns (default 10)")
+    parser.add_argument(
+        "--transcripts", type=Path, metavar="OUT.jsonl", help="also keep every rollout, turn by turn, in a new file"
+    )
     parser.add_argument("--json", action="store_true", help="one object a model")
 
 
@@ -54,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--config says the environment; give either --config or --environment")
     if args.set and not args.config:
         raise InputError("--set overrides what --config says; give --config too")
+    if args.transcripts:
+        from divopd.transcripts import refuse_file
+
+        refuse_file(args.transcripts)
     results: list[dict[str, Any]] = []
     for what in args.what:
         result = _evaluate(what, args)
@@ -69,25 +74,26 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from divopd.evaluation import exam_of, open_at_takeover
+    from divopd.pipeline.named_models import check_model, is_run, load_policy
     from divopd.pipeline.vocabularies import Vocabularies
     from divopd.plan.dry_run import taught_otherwise
     from divopd.prompts import Codec
     from divopd.records import encode_evaluation
 
-    config, weights = _of_run(Path(what), args) if _is_run(what) else (_of_model(what, args), None)
+    config, weights = _of_run(what, args) if is_run(what) else (_of_model(what, args), None)
     playing = {"model": config.student.model} | ({"--after": args.after} if args.after else {})
     for note in taught_otherwise(config, playing):
         print(f"divopd: {note}", file=sys.stderr)
     if args.tasks:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
-    policy = _load(config, weights)
+    policy = load_policy(config, weights)
     if args.after:
-        _check_model(args.after)
+        check_model(args.after)
         pair = _taught_by(_in_place(config, args.after), config.student.model)
         vocabularies = Vocabularies(pair)
         vocabularies.check()
-        first, exam = _load(pair, None), exam_of(pair, vocabularies.student_codec())
+        first, exam = load_policy(pair, None), exam_of(pair, vocabularies.student_codec())
         exam = replace(exam, acting=replace(exam.acting, teacher_reader=vocabularies.teacher_reader()))
         taken = exam.play_takeover(policy, student=first, after_turns=args.after_turns)
         played = open_at_takeover(taken, after_turns=args.after_turns)
@@ -98,7 +104,21 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     version = int(weights.name) if weights else None
     named = {"what": what, "version": version, "environment": config.environment.name}
     figures = encode_evaluation(exam.record(played, version=version or 0))
+    if args.transcripts:
+        _keep(args.transcripts, played, exam, of=named)
     return named | figures | {"version": version} | more  # a model that is no run's has no version
+
+
+def _keep(path: Path, played: "Evaluation", exam: "Exam", *, of: dict[str, Any]) -> None:
+    """The transcripts of an evaluation, each with what was evaluated."""
+    from divopd.environments import kind_of
+    from divopd.transcripts import add_transcripts, transcript_of
+
+    def transcript(rollout: "Played") -> dict[str, Any]:
+        kind = kind_of(exam.environment, rollout.start.task, **exam.settings)
+        return of | transcript_of(rollout, exam.acting, kind=kind)
+
+    add_transcripts(path, map(transcript, played.rollouts))
 
 
 def _compare(
@@ -106,6 +126,7 @@ def _compare(
 ) -> dict[str, Any]:
     """What the first model makes by itself of the rollouts that it had open; kept for `divopd train` to find."""
     from divopd.evaluation import open_at_takeover
+    from divopd.pipeline.named_models import is_run
     from divopd.takeovers import Takeover, keep_takeover
 
     found = Takeover(
@@ -118,67 +139,38 @@ def _compare(
         student_percent=open_at_takeover(alone, after_turns=args.after_turns).percent,
     )
     # a run's weights are no teacher's, and a part of the tasks says too little
-    kept = None if _is_run(what) or args.tasks else keep_takeover(found, config.environment.settings)
+    kept = None if is_run(what) or args.tasks else keep_takeover(found, config.environment.settings)
     return {"after": args.after, "student_percent": found.student_percent, "kept": str(kept) if kept else None}
 
 
-def _is_run(what: str) -> bool:
-    return (Path(what) / "config.yaml").is_file()
-
-
-def _of_run(folder: Path, args: argparse.Namespace) -> tuple["Config", Path]:
+def _of_run(what: str, args: argparse.Namespace) -> tuple["Config", Path]:
     """A run is evaluated as it was configured, with the weights of one of its versions."""
-    from divopd.config import load_config
-    from divopd.run.checkpoints import latest_checkpoint
-    from divopd.run.durable_folder import numbered_folders, numbered_path
+    from divopd.pipeline.named_models import find_weights, load_config_of_run, split_version
 
+    run, version = split_version(what)
     if args.config or args.environment:
-        raise InputError(f"{folder} is a run and says itself how it is evaluated; leave --config and --environment out")
-    published = folder / "weights"
-    known = [int(path.name) for path in numbered_folders(published)]
-    if not known:
-        raise InputError(f"{folder}: no weights in it yet; expected a run that `divopd train` has begun")
-    if args.version is not None and args.version not in known:
-        raise InputError(f"{folder}: no weights of version {args.version}; it has {', '.join(map(str, known))}")
-    chosen = latest_checkpoint(published) if args.version is None else numbered_path(published, args.version)
-    assert chosen is not None
-    return load_config(folder / "config.yaml"), chosen
+        raise InputError(
+            f"{run.path} is a run and says itself how it is evaluated; leave --config and --environment out"
+        )
+    if version is not None and args.version is not None:
+        raise InputError(f"{what} says its version; leave --version {args.version} out")
+    weights = find_weights(run, args.version if version is None else version)
+    return load_config_of_run(run), weights
 
 
 def _of_model(what: str, args: argparse.Namespace) -> "Config":
     """A model is evaluated as --config or --environment says, in the place of the student, or as it was taught."""
-    from divopd.config import Config, load_config
-    from divopd.environments import find_entry
-    from divopd.models.model_files import model_folder
-    from divopd.models.taught import read_taught
+    from divopd.config import load_config
+    from divopd.pipeline.named_models import check_model, config_of_model
 
     if args.version is not None:
         raise InputError(f"--version {args.version} is of a run, but {what} is none (no config.yaml in it)")
-    _check_model(what)
-    if args.config:  # the model is named before the configuration is completed, so that its own form of answers counts
-        return _in_place(load_config(args.config, [*args.set, f"student.model={json.dumps(what)}"]), what)
-    taught = read_taught(model_folder(what))
-    name = args.environment or (taught and taught.environment)
-    if not name:
-        raise InputError(f"{what} is a model: say how to evaluate it with --config CONFIG or --environment ENV")
-    find_entry(name)  # a wrong name is refused with the nearest one
-    form = {"answer": args.answer, "actions": args.actions}
-    config = Config.model_validate({"environment": {"name": name}, "prompts": form, "student": {"model": what}})
-    if config.prompts.answer != "terse":
-        return config
-    return config.model_copy(
-        update={"explorer": config.explorer.model_copy(update={"max_response_tokens": TERSE_TOKENS})}
-    )
-
-
-def _check_model(model: str) -> None:
-    from divopd.models.model_files import hub_advice
-
-    if not model.startswith("embedded:") and not (Path(model) / "config.json").is_file():
-        raise InputError(
-            f"{model}: expected a run (config.yaml), a model folder (config.json) or embedded:NAME; got neither"
-            f"{hub_advice(model)}"
-        )
+    if not args.config:
+        form = {"answer": args.answer, "actions": args.actions}
+        return config_of_model(what, environment=args.environment, form=form)
+    check_model(what)
+    # the model is named before the configuration is completed, so that its own form of answers counts
+    return _in_place(load_config(args.config, [*args.set, f"student.model={json.dumps(what)}"]), what)
 
 
 def _in_place(config: "Config", model: str) -> "Config":
@@ -190,16 +182,6 @@ def _taught_by(config: "Config", model: str) -> "Config":
     """The same configuration with this one model as the teacher, which reads prompts as the configuration says."""
     teacher = config.teacher.model_copy(update={"model": model, "url": None, "by_task": {}})
     return config.model_copy(update={"teacher": teacher})
-
-
-def _load(config: "Config", weights: Path | None) -> "TransformersPolicy":
-    from divopd.pipeline.models import load_student
-    from divopd.run.checkpoints import load_weights
-
-    policy = load_student(config)
-    if weights is not None:
-        load_weights(weights, policy.model)
-    return policy
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import random
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,18 @@ from divopd.errors import InputError
 from divopd.report.printable import printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
+    from divopd.config import Config
     from divopd.environments import Environment, Observation
 
-HELP = "Act in an environment in the terminal, or watch an expert or random actions."
-EXAMPLE = "divopd play alfworld-small --policy expert"
+HELP = "Act in an environment in the terminal, or watch an expert, a model, a run's student or random actions."
+EXAMPLE = """divopd play alfworld-small --policy expert
+  divopd play alfworld-small --policy embedded:teacher
+  divopd play alfworld-small --policy runs/mine@50"""
+SCRIPTS = ("expert", "random")
 _LEAVE, _LIST = (":quit", ":q"), ":actions"
 
 Policy = Callable[["Observation"], str | None]  # None: the player leaves
@@ -24,33 +31,126 @@ Policy = Callable[["Observation"], str | None]  # None: the player leaves
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environment", metavar="ENV", help="a name that `divopd envs` lists, or FILE.py:CLASS")
     parser.add_argument("task", nargs="?", metavar="TASK", help="default: one of the evaluation tasks, by the seed")
-    parser.add_argument("--policy", choices=("expert", "random"), help="who acts (default: you)")
+    parser.add_argument(
+        "--policy",
+        metavar="expert|random|RUN[@VERSION]|MODEL",
+        help="who acts: a script, a run's student or a model's folder, as in an evaluation (default: you)",
+    )
+    as_taught = "of a model's folder (default: as `divopd sft` taught it"
+    parser.add_argument("--answer", choices=("think", "terse"), help=f"form of answers {as_taught}, else think)")
+    parser.add_argument("--actions", choices=("listed", "unlisted"), help=f"those allowed, in the prompt {as_taught})")
     parser.add_argument("--web", action="store_true", help="shop in a browser instead (WebShop only)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random policy and of the choice of a task")
+    parser.add_argument("--seed", type=int, default=0, help="chooses a task; with TASK, the draws of a policy")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment")
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from divopd.environments import find_entry, make_environment, tasks
 
+    if args.policy not in (None, *SCRIPTS):
+        return watch_model(args)
+    if args.answer or args.actions:
+        raise InputError("--answer and --actions are of a model; name it with --policy MODEL")
     entry, settings = find_entry(args.environment), read_settings(args.set)
     if args.policy == "random" and args.environment == "scienceworld":
         settings.setdefault("actions", "listed")  # it lists them only on demand, being slow at it
     task = args.task
     if task is None:
-        listed = tasks(args.environment, entry.evaluation_split, **settings)
-        task = listed[args.seed % len(listed)]
+        task = choose_task(tasks(args.environment, entry.evaluation_split, **settings), args.seed)
     environment = make_environment(args.environment, **settings)
     if args.web:
         return shop_in_a_browser(environment, task)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = _console()
     try:
         play(environment, task, make_policy(args, environment, console), horizon=entry.horizon, console=console)
     finally:
         getattr(environment, "close", lambda: None)()
     return 0
+
+
+def watch_model(args: argparse.Namespace) -> int:
+    """A model plays as it does in an evaluation: in the same form, with the same draws for the same task."""
+    import torch
+
+    from divopd.environments import make_environment, tasks
+    from divopd.explorer import Acting, Start
+    from divopd.pipeline.named_models import load_policy
+    from divopd.plan.dry_run import taught_otherwise
+    from divopd.prompts import Codec
+    from divopd.report.acting import show_rollout
+
+    if args.web:
+        raise InputError("--web is for a person; leave --policy out to shop in a browser")
+    config, weights = _played_as(args)
+    part = config.environment
+    listed = tasks(part.name, part.evaluation_split, **part.settings)
+    task = choose_task(listed, args.seed) if args.task is None else args.task
+    environment = make_environment(part.name, **part.settings)
+    for note in taught_otherwise(config, {"model": config.student.model}):
+        print(f"divopd: {note}", file=sys.stderr)
+    torch.set_num_threads(config.threads)
+    policy = load_policy(config, weights)
+    acting = Acting(
+        config.prompts,
+        Codec(policy.tokenizer, template=config.prompts.template),
+        temperature=config.evaluation.temperature,
+        max_response_tokens=config.explorer.max_response_tokens,
+        seed=config.seed + (0 if args.task is None else args.seed),
+    )
+    start = Start(listed.index(task) if task in listed else 0, task, part.horizon)
+    try:
+        show_rollout(start, acting, policy=policy, environment=environment, console=_console())
+    finally:
+        getattr(environment, "close", lambda: None)()
+    return 0
+
+
+def _played_as(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
+    """The configuration and the weights of who is named; in another environment than a run's, with its defaults."""
+    from divopd.environments import find_entry
+    from divopd.pipeline.named_models import (
+        config_of_model,
+        find_weights,
+        is_run,
+        load_config_of_run,
+        split_version,
+    )
+
+    entry, settings, weights = find_entry(args.environment), read_settings(args.set), None
+    if is_run(args.policy):
+        run, version = split_version(args.policy)
+        if args.answer or args.actions:
+            raise InputError(f"{run.path} is a run and says its form of answers; leave --answer and --actions out")
+        config, weights = load_config_of_run(run), find_weights(run, version)
+    else:
+        form = {"answer": args.answer, "actions": args.actions}
+        config = config_of_model(args.policy, environment=args.environment, form=form)
+    own = {} if _end(config.environment.name) == _end(args.environment) else {
+        "settings": {},
+        "evaluation_split": entry.evaluation_split,
+        "horizon": entry.horizon,
+    }  # fmt: skip
+    part = config.environment.model_copy(update=own)
+    part = part.model_copy(update={"name": args.environment, "settings": part.settings | settings})
+    return config.model_copy(update={"environment": part}), weights
+
+
+def _end(name: str) -> str:
+    """A user's file counts by its name, wherever it lies."""
+    return name.rpartition("/")[2]
+
+
+def choose_task(listed: list[str], seed: int) -> str:
+    """One of the evaluation tasks by a seed."""
+    if not listed:
+        raise InputError("the environment lists no evaluation task; name a TASK")
+    return listed[seed % len(listed)]
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def play(environment: "Environment", task: str, policy: Policy, *, horizon: int, console: "Console") -> None:

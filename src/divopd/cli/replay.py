@@ -9,13 +9,15 @@ from typing import Any
 
 from divopd.composers import Composer, Decision
 from divopd.errors import InputError
-from divopd.methods import METHODS, make_composer
+from divopd.methods import BASELINE, METHODS, make_composer
 from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay, weighed_by_batch
 
 HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."
-EXAMPLE = "divopd replay turns.jsonl --method vanilla divopd divopd-adaptive"
+EXAMPLE = """divopd replay turns.jsonl --method vanilla divopd divopd-adaptive
+  divopd replay turns.jsonl --verdict"""
 
 PICTURES = (".png", ".svg", ".pdf")
+PROPOSED = "divopd"  # what a verdict is about unless other methods are named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-pending-age", type=int, default=8, metavar="W", help="updates (default 8)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="for methods that draw (default 0)")
     parser.add_argument("--json", action="store_true", help="one object an update, with the selected turns")
+    parser.add_argument(
+        "--verdict",
+        action="store_true",
+        help=f"say in a few lines what a method would change, and what is known of its worth (default {PROPOSED}); "
+        "with --json as one object",
+    )
     parser.add_argument("--figure", type=Path, metavar="FILE.png", help="also draw the comparison (.png, .svg or .pdf)")
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="also journal the replay of one method as a run, for explain and why"
@@ -48,7 +56,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--updates is {args.updates}; expected 1 or more")
     if args.figure and args.figure.suffix not in PICTURES:
         raise InputError(f"--figure {args.figure}: expected a name that ends in {', '.join(PICTURES)}")
+    if args.verdict and (args.out or args.figure):
+        raise InputError("--verdict says a few lines; give --out or --figure in a command of its own")
     names = list(dict.fromkeys(args.method or METHODS))
+    if args.verdict:
+        names = list(dict.fromkeys([BASELINE, *(args.method or [PROPOSED])]))
+        if len(names) == 1:
+            raise InputError(f"--verdict compares a method with {BASELINE}; name another one, or none for {PROPOSED}")
     settings = {
         "batch_size": args.batch_size,
         "pool_multiplier": args.pool_multiplier,
@@ -69,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         for composer in composers.values():
             journal_replay(turns, composer, updates=updates, run=args.out)
         print(f"run: {args.out}", file=sys.stderr)
+    if args.verdict:
+        return _print_verdict(args, recording, composers, updates=updates)
     if args.json:
         if told := weighed_by_batch(recording, names):
             print(told, file=sys.stderr)
@@ -83,6 +99,38 @@ def run(args: argparse.Namespace) -> int:
         draw_comparison(comparison, args.figure)
         print(f"picture: {args.figure}", file=sys.stderr)
     return 0
+
+
+def _print_verdict(
+    args: argparse.Namespace, recording: Recording, composers: dict[str, Composer], *, updates: int
+) -> int:
+    from divopd.report.comparison import compare
+    from divopd.report.printable import printable
+    from divopd.report.verdict import judge, verdict_lines
+
+    comparison = compare(recording, composers, updates=updates)
+    verdict = judge(recording, comparison, batch_size=args.batch_size, evidence=_evidence())
+    if verdict is None:
+        raise InputError(
+            f"{args.recording}: none of its {len(recording.turns)} turns can be trained; `divopd replay` without "
+            "--verdict tells why"
+        )
+    if args.json:
+        print(json.dumps(verdict.as_json()))
+        return 0
+    heading = f"{args.recording}: {verdict.turns} turns, {updates} updates of {args.batch_size}"
+    print("\n".join([printable(heading), *verdict_lines(verdict)]))
+    return 0
+
+
+def _evidence() -> dict[str, Any]:
+    """What is shipped of it; a package without the file has none."""
+    from divopd.experiments.evidence import read_evidence
+
+    try:
+        return read_evidence()
+    except (OSError, ValueError):
+        return {}
 
 
 def _cap(text: str) -> int | None:

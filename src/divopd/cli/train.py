@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         place = find_config(file).resolve()
         setting = place.parent.name or place.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
-    from divopd.plan.dry_run import check_start, make_plan
+    from divopd.models.hub import fetch_models
+    from divopd.plan.dry_run import check_start, local_models, make_plan
 
     told = [one for one in args.set if one.startswith(PLAYED)]
     how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
@@ -74,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(plan.lines))
         plan.refuse_problems()
         return 0
+    if fetch_models(local_models(config).values()):
+        config = load_config(file, args.set)  # a student that has come may say the form of its answers
     notes = check_start(config, how=None if args.resume else how)  # a run that goes on was told when it began
     from divopd.pipeline.begin import begin_run
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
@@ -93,10 +97,13 @@ def run(args: argparse.Namespace) -> int:
 def _train(config: "Config", folder: Path, wishes: "Wishes") -> None:
     from divopd.pipeline.begin import go_on
     from divopd.records import Observers
+    from divopd.report.sample_rollouts import newest_rollouts
     from divopd.report.terminal import TerminalView
     from divopd.run.loggers import Loggers
 
-    with TerminalView(config) as view, Loggers(folder, config.loggers, config.resolved()) as loggers:
+    settings = config.resolved()
+    shown = partial(newest_rollouts, folder, settings)
+    with TerminalView(config) as view, Loggers(folder, config.loggers, settings, rollouts=shown) as loggers:
         go_on(config, folder, observer=Observers(view, loggers), wishes=wishes)
     view.summary(folder)
     _write_report(folder)

@@ -67,7 +67,7 @@ class Generator:
         """Sample token by token, as long as there is a response that has not ended."""
         ids: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
-        stops, going = self._stop_ids(), list(range(len(rows)))
+        stops, going = self.stop_ids(), list(range(len(rows)))
         for step in range(draws.shape[1]):
             tokens = _choose(self._allowed(logits), temperature, draws[going, step])
             chosen = log_softmax(logits).gather(-1, tokens[:, None])[:, 0].double().cpu()
@@ -98,7 +98,8 @@ class Generator:
         """For choosing only: the log probability of what is chosen stays that of the whole distribution."""
         return logits.index_fill(-1, self.forbidden.to(logits.device), -torch.inf) if len(self.forbidden) else logits
 
-    def _stop_ids(self) -> set[int]:
+    def stop_ids(self) -> set[int]:
+        """The tokens that end a response, as the model's own settings say."""
         for config in (getattr(self.model, "generation_config", None), self.model.config):
             stops = getattr(config, "eos_token_id", None)
             if stops is not None:

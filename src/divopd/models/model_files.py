@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from divopd.errors import InputError, UnknownNameError
+from divopd.models.hub import is_hub_name, snapshot
 
 PREFIX = "embedded:"
 SHIPPED = Path(__file__).parent / "embedded"
@@ -69,7 +70,12 @@ def read_model_facts(folder: Path) -> ModelFacts:
 
 
 def model_folder(model: str) -> Path:
-    """Where a model lies: `embedded:NAME` in the package; any other name is a folder's."""
+    """Where a model lies: `embedded:NAME` in the package, a downloaded `owner/name@revision` in the client's cache.
+
+    Any other name is a folder's, which need not exist.
+    """
+    if is_hub_name(model):
+        return snapshot(model) or Path(model)
     if not model.startswith(PREFIX):
         return Path(model)
     name = model.removeprefix(PREFIX)
@@ -91,13 +97,16 @@ def require_model(folder: Path) -> None:
 
 def hub_advice(model: str) -> str:
     """How to get a model of the Hugging Face Hub, if the name looks like one of it; begins with a semicolon."""
+    if is_hub_name(model):
+        repository, _, revision = model.partition("@")
+        return f"; it is not on this machine: hf download {repository} --revision {revision}"
     name = HUB_ID.fullmatch(model)
     if name is None or Path(model).parent.exists():
         return ""
     folder = f"models/{name['name']}"
     return (
         f"; if it is the name of a model on the Hugging Face Hub: hf download {model} --local-dir {folder}, then set "
-        f"the model to {folder}"
+        f"the model to {folder}; or say the revision: {model}@REVISION, which divopd downloads itself"
     )
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -88,8 +88,8 @@ def build_model(tokenizer: "PreTrainedTokenizerFast", *, seed: int, size: TinySi
         head_dim=size.hidden // size.heads,
         max_position_embeddings=size.context,
         tie_word_embeddings=True,
-        pad_token_id=CONTROL_TOKENS.index(PAD),
-        eos_token_id=CONTROL_TOKENS.index(END),
+        pad_token_id=cast(int | None, tokenizer.pad_token_id),
+        eos_token_id=cast(int | None, tokenizer.eos_token_id),
         bos_token_id=None,
     )
     with torch.random.fork_rng():  # the caller's random numbers stay as they are

@@ -93,6 +93,11 @@ class TransformersPolicy:
         """The longest sequence that the model was made for, if its configuration says so."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a response."""
+        return sorted(self._generator.stop_ids())
+
     def encode(self, text: str) -> list[int]:
         """Tokens of untrusted text: a chat marker inside it becomes ordinary text, never a special token."""
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)

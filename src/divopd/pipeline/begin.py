@@ -6,12 +6,16 @@ from divopd.config import Config
 from divopd.errors import InputError
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observer
+from divopd.run.card import write_card
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 
 
 def begin_run(config: Config, folder: Path) -> None:
-    """Make the run's folder with the resolved configuration and an empty store; an existing run is never touched."""
+    """Make the run's folder with the resolved configuration, its card and an empty store.
+
+    An existing run is never touched.
+    """
     run = RunFolder(folder)
     if run.store.exists():
         raise InputError(f"{folder} is a run already; go on with it by --resume {folder}, or choose another --out")
@@ -19,6 +23,7 @@ def begin_run(config: Config, folder: Path) -> None:
         import divopd.pipeline.on_ray  # noqa: F401 - if the extra is missing, this says so before anything is made
     folder.mkdir(parents=True, exist_ok=True)
     run.config.write_text(config.to_yaml(), encoding="utf-8")
+    write_card(run.card)
     Store.create(run.store).close()
 
 

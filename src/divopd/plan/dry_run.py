@@ -19,6 +19,7 @@ from divopd.config import Config, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
 from divopd.models.engine import ENGINES
+from divopd.models.hub import is_hub_name
 from divopd.models.model_files import ModelFacts, load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
@@ -43,6 +44,7 @@ from divopd.takeovers import takeover_note
 from divopd.teacher import check_lengths, check_vocabularies
 
 HOW = "--config CONFIG"
+TO_COME = "not on this machine yet; divopd train downloads it from the Hub before it starts"
 
 
 @dataclass
@@ -222,6 +224,9 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
     found = None
     with plan.noting(f"{role}.model"):
         found = _find_model(part.model, plan)
+        if found is None:
+            plan.say(role, f"{part.model}: {TO_COME}")
+            return None
         size = f"{_count(found.facts.parameters)} parameters in {part.dtype} on {part.device}"
         kind, work = ENGINES[part.engine], "acting" if role == "student" else "scoring"
         engine = "" if kind.local else f", {work} in {kind.title}"
@@ -230,8 +235,12 @@ def _check_model(config: Config, part: ModelPart, role: str, plan: Plan) -> Foun
     return found
 
 
-def _find_model(model: str, plan: Plan) -> Found:
+def _find_model(model: str, plan: Plan) -> Found | None:
+    """What is known of a model; None for one of the Hub that was not downloaded yet and whose shape nobody knows."""
     folder = model_folder(model)
+    if is_hub_name(model) and not folder.exists():
+        shape = PUBLISHED.get(folder.name.partition("@")[0])
+        return None if shape is None else Found(shape, None, f"; {TO_COME}")
     if plan.elsewhere and not folder.exists() and folder.name in PUBLISHED:
         return Found(PUBLISHED[folder.name], None, "; not here yet")
     return Found(read_model_facts(folder), load_tokenizer(folder))
@@ -270,6 +279,9 @@ def _check_other_teachers(config: Config, student: Found | None, plan: Plan) -> 
         if not model.startswith(("http://", "https://")):
             with plan.noting(f"teacher.by_task {pattern}"):
                 teacher = _find_model(model, plan)
+                if teacher is None:
+                    plan.say("", TO_COME)
+                    continue
                 found[model] = teacher.facts
                 _check_context(config, teacher, "teacher")
                 _compare_vocabularies(student, teacher)

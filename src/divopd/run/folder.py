@@ -12,6 +12,7 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.config = self.path / "config.yaml"  # what was asked, fully resolved
+        self.card = self.path / "run.json"  # what made the run, on what machine, and when (card.py)
         self.store = self.path / STORE_NAME
         self.weights = self.path / "weights"  # published policy versions
         self.checkpoints = self.path / "checkpoints"

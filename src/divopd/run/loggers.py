@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from divopd.config import LoggerName
 from divopd.errors import InputError, MissingExtraError
@@ -19,6 +19,14 @@ from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, en
 METRICS = "metrics.jsonl"
 NUMBER = {"update": "update", "evaluation": "version"}  # what counts figures of a kind
 PROJECT = "divopd"
+ROLLOUTS = "rollouts"  # what the tables of sample rollouts are called
+
+
+class Table(NamedTuple):
+    """Lines of text and numbers under the names of their columns."""
+
+    columns: tuple[str, ...]
+    rows: list[list[Any]]
 
 
 class Logger(Protocol):
@@ -27,6 +35,10 @@ class Logger(Protocol):
     package: str
 
     def log(self, kind: str, number: int, figures: Mapping[str, float]) -> None: ...
+
+    def show(self, version: int, table: Table) -> None:
+        """Sample rollouts, a turn a line, as they were when a policy version was evaluated."""
+        ...
 
     def close(self) -> None: ...
 
@@ -45,6 +57,10 @@ class TensorBoard:
     def log(self, kind: str, number: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
             self._writer.add_scalar(f"{kind}/{name}", value, number)
+        self._writer.flush()
+
+    def show(self, version: int, table: Table) -> None:
+        self._writer.add_text(ROLLOUTS, _markdown(table), version)
         self._writer.flush()
 
     def close(self) -> None:
@@ -68,6 +84,12 @@ class WeightsAndBiases:
     def log(self, kind: str, number: int, figures: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{NUMBER[kind]}": number} | {f"{kind}/{name}": value for name, value in figures.items()})
 
+    def show(self, version: int, table: Table) -> None:
+        import wandb
+
+        shown = wandb.Table(columns=list(table.columns), data=table.rows)
+        self._run.log({f"evaluation/{NUMBER['evaluation']}": version, f"evaluation/{ROLLOUTS}": shown})
+
     def close(self) -> None:
         self._run.finish()
 
@@ -82,7 +104,7 @@ class MLflow:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
+        self._metric, self._tables = Metric, list[dict[str, str]]()
         self._client = MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri())
         found = self._client.get_experiment_by_name(PROJECT)
         experiment = found.experiment_id if found else self._client.create_experiment(PROJECT)
@@ -93,6 +115,13 @@ class MLflow:
     def log(self, kind: str, number: int, figures: Mapping[str, float]) -> None:
         metrics = [self._metric(f"{kind}/{name}", value, 0, number) for name, value in figures.items()]
         self._client.log_batch(self._run, metrics=metrics)
+
+    def show(self, version: int, table: Table) -> None:
+        """As its own log_table writes it, which would need pandas."""
+        path = f"{ROLLOUTS}/{version:06d}.json"
+        self._client.log_dict(self._run, {"columns": list(table.columns), "data": table.rows}, path)
+        self._tables.append({"path": path, "type": "table"})
+        self._client.set_tag(self._run, "mlflow.loggedArtifacts", json.dumps(self._tables))
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
@@ -114,6 +143,11 @@ class Trackio:
     def log(self, kind: str, number: int, figures: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{name}": value for name, value in figures.items()}, step=number)
 
+    def show(self, version: int, table: Table) -> None:
+        import trackio
+
+        self._run.log({ROLLOUTS: trackio.Table(columns=list(table.columns), data=table.rows)}, step=version)
+
     def close(self) -> None:
         self._run.finish()
 
@@ -134,10 +168,22 @@ def require(names: Sequence[LoggerName]) -> None:
 
 
 class Loggers:
-    """All loggers of a run, as its observer; what a resumed run repeats is told once only."""
+    """All loggers of a run, as its observer; what a resumed run repeats is told once only.
 
-    def __init__(self, folder: Path, names: Sequence[LoggerName], settings: Mapping[str, Any]) -> None:
+    `rollouts` gives some rollouts to look at, or None if there are none yet; it is asked at every evaluation, and only
+    if there is a tracker to show them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[LoggerName],
+        settings: Mapping[str, Any],
+        *,
+        rollouts: Callable[[], Table | None] = lambda: None,
+    ) -> None:
         require(names)
+        self._rollouts = rollouts
         self._told = _told(folder / METRICS)
         self._loggers: dict[LoggerName, Logger] = {name: LOGGERS[name](folder, settings) for name in names}
         self._lines: IO[str] = (folder / METRICS).open("a", encoding="utf-8")
@@ -154,20 +200,34 @@ class Loggers:
         self._log("update", record.update, encode_update(record))
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        self._log("evaluation", record.version, encode_evaluation(record))
+        if self._log("evaluation", record.version, encode_evaluation(record)) and self._loggers:
+            self._show(record.version)
 
     def told(self, sentence: str) -> None:
         """What is no figure is not logged."""
 
-    def _log(self, kind: str, number: int, figures: Mapping[str, Any]) -> None:
+    def _log(self, kind: str, number: int, figures: Mapping[str, Any]) -> bool:
+        """False if it was told before."""
         if (kind, number) in self._told:
-            return
+            return False
         self._told.add((kind, number))
         self._lines.write(json.dumps({"kind": kind, **figures}) + "\n")
         self._lines.flush()
         flat = _flat({name: value for name, value in figures.items() if name != NUMBER[kind]}, keep=float)
         for name in list(self._loggers):
             self._try(name, lambda logger: logger.log(kind, number, flat))
+        return True
+
+    def _show(self, version: int) -> None:
+        try:
+            table = self._rollouts()
+        except Exception as error:  # a look at rollouts must not end a run, either
+            self._rollouts = lambda: None
+            print(f"divopd: loggers get no rollouts to show from now on ({error})", file=sys.stderr)
+            return
+        if table is not None:
+            for name in list(self._loggers):
+                self._try(name, lambda logger: logger.show(version, table))
 
     def _try(self, name: LoggerName, call: Callable[[Logger], None]) -> None:
         try:
@@ -189,6 +249,17 @@ def _told(path: Path) -> set[tuple[str, int]]:
         return {(line["kind"], line[NUMBER[line["kind"]]]) for line in lines}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not the figures of a run ({error!r}); move it away to go on") from None
+
+
+def _markdown(table: Table) -> str:
+    """A table as TensorBoard shows it; what is seen may hold bars and line breaks."""
+
+    def cell(value: Any) -> str:
+        text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+        return "<br>".join(text.splitlines())
+
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
 
 
 def _flat(values: Mapping[str, Any], *, keep: Callable[[Any], Any], above: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ class MlflowClient:
         folder = Path(urlparse(tracking_uri).path)
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "told.json"
-        self.told: dict[str, Any] = {"status": "RUNNING", "params": {}, "metrics": []}
+        self.told: dict[str, Any] = {"status": "RUNNING", "params": {}, "metrics": [], "files": {}, "tags": {}}
 
     def get_experiment_by_name(self, name: str) -> None:
         self.told["experiment"] = name
@@ -31,6 +31,16 @@ class MlflowClient:
         assert run == "r"
         self.told["params"] |= dict(params)
         self.told["metrics"] += [(metric.key, metric.value, metric.step) for metric in metrics]
+        self._write()
+
+    def log_dict(self, run: str, content: dict[str, Any], path: str) -> None:
+        assert run == "r"
+        self.told["files"][path] = content
+        self._write()
+
+    def set_tag(self, run: str, name: str, value: str) -> None:
+        assert run == "r"
+        self.told["tags"][name] = value
         self._write()
 
     def set_terminated(self, run: str) -> None:
