@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from divopd.methods import BASELINE
+
 NAME = "evidence.json"
 
 
@@ -25,7 +27,7 @@ def evidence_of(preregistered: Mapping[str, Any]) -> dict[str, Any]:
     for setting, tables in preregistered.items():
         for pair, one in tables["secondary"].items():
             arm, _, base = pair.partition(" - ")
-            if base == "vanilla":
+            if base == BASELINE:
                 area = one["nauc"]
                 limits = {name: round(area[name], 2) for name in ("mean", "low", "high")}
                 found.setdefault(setting, {})[arm] = {"nauc": limits | {"seeds": area["count"]}}

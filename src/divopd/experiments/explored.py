@@ -12,6 +12,7 @@ from divopd.experiments.arms import CAPS, CORE, LOADS, RATES, SETTINGS
 from divopd.experiments.preregistered import BUDGET, early_area, paired
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made, Sheet, as_json, cell
+from divopd.methods import BASELINE
 from divopd.metrics import final_five
 from divopd.report.figures import PALETTE
 from divopd.report.paper_figures import Estimate, Panel, draw_forest
@@ -38,10 +39,10 @@ GROUPS: dict[str, tuple[Pair, ...]] = {
         ("vanilla, staleness 4", "vanilla"),
     ),
     "learning rate": tuple(
-        (f"{arm}, lr {rate}", f"vanilla, lr {rate}") for rate in RATES for arm in CORE if arm != "vanilla"
+        (f"{arm}, lr {rate}", f"vanilla, lr {rate}") for rate in RATES for arm in CORE if arm != BASELINE
     ),
     "twice as long": (("divopd, 48 updates", "vanilla, 48 updates"),),
-    "the four arms": tuple((arm, "vanilla") for arm in CORE if arm != "vanilla"),
+    "the four arms": tuple((arm, "vanilla") for arm in CORE if arm != BASELINE),
 }
 ARMS = tuple(dict.fromkeys(arm for pairs in GROUPS.values() for pair in pairs for arm in pair))
 DEFAULT_BUDGET = 8  # updates of nAUC, where a setting has none of its own
