@@ -26,7 +26,6 @@ from teacher_server import TeacherServer  # noqa: E402
 SMALL = ("learner.updates=2", "composer.batch_size=4", "evaluation.tasks=2", "evaluation.every=2",
          "explorer.rollouts_in_flight=2", "explorer.max_response_tokens=4")  # fmt: skip
 SHORT = {
-    "sft": ("--updates", "1", "--tasks", "1", "--rollouts", "2"),
     "train": tuple(word for setting in SMALL for word in ("--set", setting)),
     "report": (),
 }
@@ -60,22 +59,33 @@ def test_a_new_environment_trains(models: Path, capsys: pytest.CaptureFixture[st
         assert main([*command, *SHORT[command[0]]]) == 0
     with Store.open_read_only(Path("start/run")) as store:
         assert store.updates == 2
-        assert {turn.task.partition("-")[0] for turn in store.turns()} == {"number"}
+        assert {turn.task for turn in store.turns()} <= set(tasks("games/mine.py:Mine", "train"))
     assert Path("start/report.html").stat().st_size > 0
 
 
-def test_a_teacher_is_made_by_the_expert(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first command makes it of the student, in the form that the configuration has; then it is distilled."""
-    commands = init(capsys, "mine.py:Mine", models / "student", "expert")
-    assert commands[0][0] == "sft"
-    words = commands[0]
-    updates = words.index("--updates")
-    words[updates + 1] = "1"
-    until = words.index("--until")
-    del words[until : until + 2]  # one update does not get there
-    assert main([*words, "--tasks", "1", "--rollouts", "2"]) == 0
-    assert main([*commands[1], *SHORT["train"]]) == 0
+def test_models_are_made_by_the_expert(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A teacher of the student, and a student that knows the first words; then it is distilled, all in one form."""
+    *lessons, train = init(capsys, "mine.py:Mine", models / "student", "expert")
+    for command in lessons:
+        until = command.index("--until")
+        del command[until : until + 2]  # one update does not get there
+        command[command.index("--updates") + 1] = "1"
+        assert main([*command, "--tasks", "1", "--rollouts", "2"]) == 0
+    assert main([*train, *SHORT["train"]]) == 0
     assert "was taught" not in capsys.readouterr().err
+    with Store.open_read_only(Path("run")) as store:
+        assert store.updates == 2
+    assert load_config("train.yaml").student.model == "student"
+
+
+def test_a_student_that_knows_the_environment_gets_no_lessons(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does a large one: it can act by itself. Only the teacher is made."""
+    known = init(capsys, "builtin", "embedded:student", "expert", "--out", "known")
+    large = init(capsys, "builtin", f"owner/large@{'0' * 40}", "expert", "--out", "large")
+    for commands, out in ((known, "known"), (large, "large")):
+        assert [command[0] for command in commands] == ["sft", "train", "report"]
+        assert f"{out}/teacher" in commands[0]
+    assert load_config("known/train.yaml").student.model == "embedded:student"
 
 
 def test_the_skeleton_is_an_environment_with_an_expert(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,13 +18,15 @@ from divopd.errors import InputError, UnknownNameError
 from divopd.models.hub import is_hub_name
 from divopd.models.model_files import DEFAULT_ENVIRONMENT, ModelFacts, hub_advice, model_folder, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
-from divopd.models.taught import Taught, read_taught
+from divopd.models.taught import Taught, differences, read_taught
 from divopd.pipeline.vocabularies import is_server
 
 EXPERT = "expert"  # a teacher that is still to be made: of the student, by lessons of the environment's expert
 BUILTIN = "builtin"
 TINY = 10_000_000  # parameters: below, a model knows one environment by heart and answers in bare actions
 WIDTH = 120
+TEACHER_LESSONS = ("--updates", "400", "--until", "90", "--evaluate-every", "25")
+NOVICE_LESSONS = ("--seed", "1", "--updates", "200", "--until", "15", "--evaluate-every", "5")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def plan_start(wish: Wish) -> Start:
     facts, taught = _model("--student", wish.student)
     teacher = _teacher(wish, world)
     form = _form(world, facts, taught)
-    settings = _settings(wish, world, facts, form, teacher)
+    novice = _is_novice(wish, world, facts, taught)
+    student = str(wish.out / "student") if novice else wish.student
+    settings = _settings(student, world, facts, form, teacher)
     text = _as_yaml(settings, wish)
     Config.model_validate(yaml.safe_load(text))  # what is written can be read
     config = wish.out / "train.yaml"
@@ -72,7 +76,7 @@ def plan_start(wish: Wish) -> Start:
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists; choose another --out, or move it away")
-    return Start(files, _commands(wish, world, form, config))
+    return Start(files, _commands(wish, world, form, config, novice=novice))
 
 
 # ── the environment ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,11 +143,20 @@ def _form(world: World, facts: ModelFacts | None, taught: Taught | None) -> Taug
     return Taught(world.name, "terse", "unlisted") if tiny else Taught(world.name, "think", "listed")
 
 
+def _is_novice(wish: Wish, world: World, facts: ModelFacts | None, taught: Taught | None) -> bool:
+    """Whether the student needs a few lessons first: a tiny model that never was in this environment says nothing there
+    that could be trained, and only an expert can tell it the first words."""
+    tiny = facts is not None and facts.parameters < TINY
+    return (
+        tiny and wish.teacher == EXPERT and (taught is None or bool(differences(taught, _form(world, facts, taught))))
+    )
+
+
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _settings(
-    wish: Wish, world: World, facts: ModelFacts | None, form: Taught, teacher: dict[str, Any]
+    student: str, world: World, facts: ModelFacts | None, form: Taught, teacher: dict[str, Any]
 ) -> dict[str, Any]:
     """The keys that a user will want to see and change."""
     tiny = facts is not None and facts.parameters < TINY
@@ -161,7 +174,7 @@ def _settings(
             "actions": form.actions,
             "max_prompt_tokens": min(2048 if tiny else 4096, context - response),
         },
-        "student": {"model": wish.student, "device": "cpu"},
+        "student": {"model": student, "device": "cpu"},
         "teacher": teacher,
         "composer": {"batch_size": 32 if tiny else 64, "cap": 4},
         "learner": {"updates": updates, "lr": 1e-4 if tiny else 1e-6 if billions else 1e-5},
@@ -190,12 +203,18 @@ def _as_yaml(settings: dict[str, Any], wish: Wish) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands(wish: Wish, world: World, form: Taught, config: Path) -> list[str]:
+def _commands(wish: Wish, world: World, form: Taught, config: Path, *, novice: bool) -> list[str]:
+    """Look before it costs anything, or make the models first; then train; a run writes its own page at its end."""
     run = str(wish.out / "run")
-    if wish.teacher == EXPERT:
-        teacher = ["sft", world.name, "--from", wish.student, "--out", str(wish.out / "teacher")]
-        first = [*teacher, "--answer", form.answer, "--actions", form.actions, "--updates", "400", "--until", "90"]
+    lessons = ["sft", world.name, "--from", wish.student, "--answer", form.answer, "--actions", form.actions]
+    teacher = [*lessons, "--out", str(wish.out / "teacher"), *TEACHER_LESSONS]
+    student = [*lessons, "--out", str(wish.out / "student"), *NOVICE_LESSONS]
+    train = ["train", str(config), "--out", run]
+    report = ["report", run, "--out", str(wish.out / "report.html")]
+    if novice:
+        commands = [teacher, student, train]
+    elif wish.teacher == EXPERT:
+        commands = [teacher, train, report]
     else:
-        first = ["train", str(config), "--dry-run"]
-    rest = [["train", str(config), "--out", run], ["report", run, "--out", str(wish.out / "report.html")]]
-    return [shlex.join(["divopd", *command]) for command in (first, *rest)]
+        commands = [["train", str(config), "--dry-run"], train, report]
+    return [shlex.join(["divopd", *command]) for command in commands]

@@ -8,8 +8,6 @@ import re
 
 from divopd.environments import Observation
 
-LARGEST = 20
-
 
 class Skeleton:
     """One rollout at a time. divopd makes several of these and plays them side by side."""
@@ -17,13 +15,13 @@ class Skeleton:
     @staticmethod
     def tasks(split: str) -> list[str]:
         """The tasks of `train` and of `test`, always in the same order. A task is a name; reset() gets it."""
-        numbers = range(1, LARGEST + 1)
-        return [f"number-{number}" for number in numbers if (number % 4 == 0) == (split == "test")]
+        names = [f"{number}-of-{largest}" for largest in range(4, 17) for number in range(1, largest + 1)]
+        return [name for place, name in enumerate(names) if (place % 5 == 0) == (split == "test")]
 
     @staticmethod
     def kind(task: str) -> str:
         """Optional: the kind of a task, for tables of results."""
-        return "low" if int(task.rpartition("-")[2]) <= LARGEST // 2 else "high"
+        return "short" if int(task.rpartition("-")[2]) < 10 else "long"
 
     @staticmethod
     def expert() -> "Expert":
@@ -32,8 +30,8 @@ class Skeleton:
 
     def reset(self, task: str) -> Observation:
         """A rollout begins. The first text must tell the agent what to do."""
-        self.number = int(task.rpartition("-")[2])
-        self.low, self.high = 1, LARGEST
+        number, _, largest = task.partition("-of-")
+        self.number, self.low, self.high = int(number), 1, int(largest)
         return self._observe("Guess my number.")
 
     def step(self, action: str) -> Observation:
