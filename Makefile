@@ -6,6 +6,7 @@
 # make mutants  do the tests notice the planted bugs of tests/mutants? under half an hour on two cores (ONLY=105 for some, JOBS=2)
 # make check  format, lint, types, direction of imports
 # make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
+# make package  sdist and wheel in dist/, looked at by twine
 # make lock   the newest versions that fit into constraints.txt
 # TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB instead of 2.7)
 PYTHON ?= python3
@@ -57,7 +58,12 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
 	touch $@
 
-.PHONY: setup demo test quick test-slow same mutants check format fresh lock
+.venv-package/installed:
+	test -x .venv-package/bin/python || $(PYTHON) -m venv .venv-package
+	scripts/install .venv-package/bin/python 'build>=1.2' 'twine>=6.0'
+	touch $@
+
+.PHONY: setup demo test quick test-slow same mutants check format fresh lock package
 
 setup: $(VENV)/installed
 
@@ -98,3 +104,8 @@ fresh:
 
 lock: .venv-lock/installed
 	scripts/lock .venv-lock/bin/uv $(subst $(comma), ,$(EXTRAS),$(SLOW_EXTRAS))
+
+package: .venv-package/installed
+	rm -rf dist
+	.venv-package/bin/python -m build
+	.venv-package/bin/twine check --strict dist/*

@@ -155,7 +155,7 @@ def test_sizes_follow_the_student(models: Path, capsys: pytest.CaptureFixture[st
     init(capsys, "builtin", models / "student", models / "teacher", "--out", "tiny")
     init(capsys, "builtin", f"owner/large{revision}", f"owner/larger{revision}", "--out", "large")
     tiny, large = load_config("tiny/train.yaml"), load_config("large/train.yaml")
-    assert (tiny.learner.lr, tiny.prompts.answer) == (1e-4, "terse")
+    assert (tiny.learner.lr, tiny.prompts.answer) == (3e-5, "terse")
     assert (large.learner.lr, large.prompts.answer, large.explorer.max_response_tokens) == (1e-6, "think", 512)
     init(capsys, "webshop-small", "embedded:webshop-small/student", "embedded:webshop-small/teacher", "--out", "taught")
     taught = load_config("taught/train.yaml")

@@ -26,7 +26,7 @@ BUILTIN = "builtin"
 TINY = 10_000_000  # parameters: below, a model knows one environment by heart and answers in bare actions
 WIDTH = 120
 TEACHER_LESSONS = ("--updates", "400", "--until", "90", "--evaluate-every", "25")
-NOVICE_LESSONS = ("--seed", "1", "--updates", "200", "--until", "15", "--evaluate-every", "5")
+NOVICE_LESSONS = ("--seed", "1", "--updates", "200", "--until", "40", "--evaluate-every", "5")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _world(asked: str) -> World:
             raise InputError(f"--environment {asked}: {cls!r} is no name of a class; expected FILE.py:Class")
         source = Path(skeleton.__file__).read_text(encoding="utf-8")
         source = source.replace("FILE.py", file).replace("Skeleton", cls)
-        return World(name, {}, 8, len(skeleton.Skeleton.tasks("test")), Path(file), source)
+        return World(name, {}, 12, len(skeleton.Skeleton.tasks("test")), Path(file), source)
     if ":" not in name and name not in ENVIRONMENTS:
         raise UnknownNameError("environment", asked, [BUILTIN, *ENVIRONMENTS, "gym:ID", "FILE.py:CLASS"])
     entry = find_entry(name)
@@ -177,7 +177,7 @@ def _settings(
         "student": {"model": student, "device": "cpu"},
         "teacher": teacher,
         "composer": {"batch_size": 32 if tiny else 64, "cap": 4},
-        "learner": {"updates": updates, "lr": 1e-4 if tiny else 1e-6 if billions else 1e-5},
+        "learner": {"updates": updates, "lr": 3e-5 if tiny else 1e-6 if billions else 1e-5},
         "explorer": {"rollouts_in_flight": 16, "max_response_tokens": response},
         "evaluation": {"every": max(1, updates // 25), "tasks": world.evaluation_tasks},
     }
