@@ -14,8 +14,14 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd import api  # noqa: E402
 from divopd.cli import main  # noqa: E402
+from divopd.config import Config, load_config  # noqa: E402
 from divopd.errors import InputError, UnknownNameError  # noqa: E402
+from divopd.models.model_files import model_folder  # noqa: E402
+from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
+from divopd.models.weights import gathered_weights  # noqa: E402
+from divopd.pipeline.begin import begin_run  # noqa: E402
 from divopd.records import EvaluationRecord, UpdateRecord  # noqa: E402
+from divopd.run.checkpoints import publish_weights  # noqa: E402
 from divopd.synth import PRESETS, synthesize  # noqa: E402
 from divopd.turns import write_turns  # noqa: E402
 from small_runs import config, outcome  # noqa: E402
@@ -84,12 +90,28 @@ def test_a_run_is_resumed_and_evaluated(models: Path) -> None:
         api.evaluate("mine", config="default/divopd")
 
 
-def test_a_model_is_evaluated_as_a_configuration_says(models: Path, tmp_path: Path) -> None:
+def test_a_version_is_evaluated_with_its_own_weights() -> None:
+    """A run whose version 7 has the weights of the teacher succeeds as the teacher does, not as its student."""
+    settings = load_config("default/divopd", ["evaluation.tasks=8"])
+    begin_run(settings, Path("mine"))
+    teacher = TransformersPolicy.load(model_folder("embedded:teacher"))
+    publish_weights(Path("mine/weights"), 7, gathered_weights(teacher.model))
+    played = api.evaluate("mine")
+    assert played.version == 7
+    assert played.success_rate == api.evaluate("embedded:teacher", config=settings_file(settings)).success_rate > 50
+
+
+def settings_file(settings: Config) -> Path:
+    Path("settings.yaml").write_text(settings.to_yaml(), encoding="utf-8")
+    return Path("settings.yaml")
+
+
+def test_a_model_is_evaluated_as_a_configuration_says(models: Path) -> None:
     """In the place of its student; the callers' threads are as they were."""
-    (tmp_path / "mine.yaml").write_text(config(models).to_yaml(), encoding="utf-8")
+    settings_file(config(models))
     torch.set_num_threads(2)
     record = api.evaluate(
-        models / "teacher", config="mine.yaml", overrides=["evaluation.tasks=2", "environment.horizon=2"]
+        models / "teacher", config="settings.yaml", overrides=["evaluation.tasks=2", "environment.horizon=2"]
     )
     assert (record.tasks, record.version) == (2, 0)
     assert record.turns <= 2
