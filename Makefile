@@ -7,6 +7,7 @@
 # make check  format, lint, types, direction of imports, the site without a warning or a broken link
 # make docs   write the reference pages from the code, and build the site of docs/ into build/docs
 # make fresh  both as a stranger: a clone of HEAD, an empty HOME, a bare PATH (scripts/fresh has its variables)
+# make package  sdist and wheel in dist/, looked at by twine
 # make lock   the newest versions that fit into constraints.txt
 # TORCH=cpu   with any of them, when .venv is made: torch from PyTorch's own index of CPU builds (Linux: 0.2 GB instead of 2.7)
 PYTHON ?= python3
@@ -61,7 +62,12 @@ $(VENV)/slow: $(VENV)/installed
 SITE = $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet -d build/doctrees docs build/docs \
 	&& $(BIN)/python scripts/check_links.py build/docs
 
-.PHONY: setup demo test quick test-slow same mutants check docs format fresh lock
+.venv-package/installed:
+	test -x .venv-package/bin/python || $(PYTHON) -m venv .venv-package
+	scripts/install .venv-package/bin/python 'build>=1.2' 'twine>=6.0'
+	touch $@
+
+.PHONY: setup demo test quick test-slow same mutants check docs format fresh lock package
 
 setup: $(VENV)/installed
 
@@ -109,3 +115,8 @@ fresh:
 
 lock: .venv-lock/installed
 	scripts/lock .venv-lock/bin/uv $(subst $(comma), ,$(EXTRAS),$(SLOW_EXTRAS))
+
+package: .venv-package/installed
+	rm -rf dist
+	.venv-package/bin/python -m build
+	.venv-package/bin/twine check --strict dist/*

@@ -1,5 +1,6 @@
 """YAML files that extend one another, and overrides on top: plain data that remembers where each value was said."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,3 +138,13 @@ def shown(value: object) -> str:
     """A value inside a message: one line, not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def yaml_word(value: Any) -> str:
+    """A value as YAML on one line: text without quotes where it is read as the same text, JSON for the rest."""
+    if isinstance(value, float):  # YAML reads 1e-06 as text
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    if isinstance(value, str) and value and "\n" not in value:
+        return yaml.safe_dump(value, width=10**6, allow_unicode=True).removesuffix("\n").removesuffix("\n...")
+    return json.dumps(value, ensure_ascii=False)

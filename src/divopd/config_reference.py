@@ -142,7 +142,7 @@ def _meanings(kind: type) -> dict[str, str]:
     """The string that stands below each field, those of the classes it extends included."""
     found: dict[str, str] = {}
     for cls in reversed(kind.__mro__):
-        if cls.__module__.partition(".")[0] == "divopd":
+        if cls.__module__.startswith("divopd."):
             found |= _strings_below(cls)
     return found
 

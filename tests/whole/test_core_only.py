@@ -28,6 +28,7 @@ CALLS = {
     f"train {CONFIG} --out made": "train",
     f"train {CONFIG} --dry-run": "train",
     "train default/divopd --dry-run": "train",
+    "init --environment builtin --student embedded:student --teacher embedded:teacher": None,
     "config": None,
     "config default/divopd": None,
     f"evaluate embedded:teacher --config {CONFIG}": "train",

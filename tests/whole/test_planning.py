@@ -16,7 +16,7 @@ from divopd.config import Config, load_config
 from divopd.errors import InputError, MissingExtraError
 from divopd.models.model_files import read_model_facts
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model
-from divopd.plan.dry_run import Plan, make_plan
+from divopd.plan.dry_run import Plan, check_start, make_plan
 from divopd.plan.forecast import CharacterCodec, Sample, forecast, memory_by_device, sample_rollouts
 from divopd.plan.machine import in_bytes
 from divopd.store import Store
@@ -361,3 +361,86 @@ def test_a_split_without_tasks_is_refused(
     arguments = room(model, f"environment.name={tmp_path / 'half.py'}:Half")
     for told in refused(capsys, tmp_path / "run", arguments):
         assert f"the split {empty} of {tmp_path / 'half.py'}:Half has no tasks" in told
+
+
+def test_a_gpu_that_is_not_here_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The dry run plans for another machine; the run tells it in a line and makes nothing, nor does an evaluation."""
+    arguments = [*room(model, "teacher.device=cuda:63"), "--out", str(tmp_path / "run")]
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "so this is a plan for another machine" in capsys.readouterr().out
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("divopd: teacher.device: device cuda:63: torch sees ")
+    assert told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    settings = [
+        "--set",
+        "student.device=cuda:63",
+        "--set",
+        f"environment.name={ROOM / 'counting_room.py'}:CountingRoom",
+    ]
+    assert main(["evaluate", str(model), "--config", str(ROOM / "train.yaml"), *settings]) == 2
+    assert "device cuda:63: torch sees " in capsys.readouterr().err
+
+
+# ── every file in configs/ and examples/ ──────────────────────────────────────────────────────────────────────────
+
+FILES = sorted([*CONFIGS.glob("*/*.yaml"), *CONFIGS.parent.glob("examples/**/*.yaml")])
+SHIPPED = [file for file in FILES if file.stem != "setting"]
+QUICK = [file for file in SHIPPED if file.stem in ("divopd", "train") and not file.parent.name.startswith("science")]
+
+
+def name_of(file: Path) -> str:
+    return f"{file.parent.name}/{file.stem}"
+
+
+def check_agreement(file: Path, out: Path) -> bool:
+    """What the dry run sees and what the run asks before it begins are the same; whether the dry run may exit with 0.
+
+    A plan for this machine has no problem where the run begins, and names what the run refuses. A plan for another
+    machine has none, and says what is missing here, where the run refuses.
+    """
+    config = load_config(file)
+    plan = make_plan(config, out=out)
+    refused = _refusal(config)
+    if plan.elsewhere:
+        assert plan.problems == []
+        assert refused.startswith(("student.device: ", "teacher.device: ")) or config.cluster
+        assert any(line.startswith("needs") and "cuda" in line for line in plan.lines)
+    else:
+        assert bool(refused) == bool(plan.problems), (refused, plan.problems)
+        assert refused.partition(":")[0] in "\n".join(plan.problems)
+    return plan.problems == []
+
+
+def _refusal(config: Config) -> str:
+    """The line with which `divopd train` refuses to begin; empty if it begins."""
+    try:
+        check_start(config)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("file", QUICK, ids=name_of)
+def test_run_and_dry_run_agree(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file of every setting but ScienceWorld's, which start a JVM, and every example."""
+    monkeypatch.chdir(CONFIGS.parent)
+    check_agreement(file, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", SHIPPED, ids=name_of)
+def test_run_and_dry_run_agree_on_every_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also as a user sees it: only the examples, whose models their README makes first, have problems here."""
+    monkeypatch.chdir(CONFIGS.parent)
+    assert check_agreement(file, tmp_path / "run") == ("examples" not in file.parts)
+    code = main(["train", str(file), "--dry-run", "--out", str(tmp_path / "run")])
+    assert code == (2 if "examples" in file.parts else 0)
+    import torch
+
+    if not torch.cuda.is_available():
+        elsewhere = "so this is a plan for another machine" in capsys.readouterr().out
+        assert elsewhere == file.parent.name.endswith("b")  # the paper's settings: alfworld-4b and the like

@@ -17,6 +17,7 @@ from divopd.extras import as_missing_extra
 COMMANDS = {
     "demo": "see the allocation problem, and what the composers do about it",
     "train": "distil a teacher into a student while the student acts",
+    "init": "write a configuration for your own environment and models",
     "config": "every setting, what it means, and where its value comes from",
     "evaluate": "how often a student succeeds",
     "compare": "runs side by side: success, cost, use of experience",

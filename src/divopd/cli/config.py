@@ -118,26 +118,16 @@ def _leaves(values: Mapping[str, Any], above: "Place") -> Iterator[tuple["Place"
 
 
 def _as_yaml(settings: list[Setting]) -> Iterator[str]:
-    """A file that can be trained: JSON values are YAML, and the origin is a comment."""
+    """A file that can be trained; the origin of each value is a comment."""
+    from divopd.config_files import yaml_word
+
     open_sections: Place = ()
     for place, value, origin in settings:
         shared = 0
         while shared < len(place) - 1 and place[: shared + 1] == open_sections[: shared + 1]:
             shared += 1
         for depth in range(shared, len(place) - 1):
-            yield f"{'  ' * depth}{_word(place[depth])}:"
+            yield f"{'  ' * depth}{yaml_word(place[depth])}:"
         open_sections = place[:-1]
-        said = f"{'  ' * (len(place) - 1)}{_word(place[-1])}: {_word(value)}"
+        said = f"{'  ' * (len(place) - 1)}{yaml_word(place[-1])}: {yaml_word(value)}"
         yield f"{said:<48}  # {origin}"
-
-
-def _word(value: Any) -> str:
-    """A value on one line; text without quotes where YAML reads it as the same text."""
-    import yaml
-
-    if isinstance(value, float):  # YAML reads 1e-06 as text
-        text = repr(value)
-        return text.replace("e", ".0e") if "e" in text and "." not in text else text
-    if isinstance(value, str) and value and "\n" not in value:
-        return yaml.safe_dump(value, width=10**6, allow_unicode=True).removesuffix("\n").removesuffix("\n...")
-    return json.dumps(value, ensure_ascii=False)

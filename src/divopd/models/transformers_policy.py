@@ -29,6 +29,15 @@ from divopd.models.weights import fill_weights, gathered_weights
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def require_device(device: str) -> None:
+    """InputError if torch does not see such a device here."""
+    if device.startswith("cuda") and torch.cuda.device_count() <= int(device.partition(":")[2] or 0):
+        raise InputError(
+            f"device {device}: torch sees {torch.cuda.device_count()} GPUs on this machine; set the device to cpu, or "
+            "go to a machine that has it (divopd train CONFIG --dry-run plans for it)"
+        )
+
+
 class TransformersPolicy:
     """A causal language model with its tokenizer. `model` is the transformers model that checkpoints save and fill."""
 
@@ -75,6 +84,7 @@ class TransformersPolicy:
         if dtype not in DTYPES:
             raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")
         require_model(folder)
+        require_device(device)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)

@@ -106,6 +106,7 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
     `divopd evaluate` plays as this run does; without them nobody asks whether the teacher can take over.
     """
     require(config.loggers)
+    _require_devices(config)
     for key, model in local_models(config).items():
         try:
             require_model(model_folder(model))
@@ -115,6 +116,21 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
     takeover = takeover_note(config, how=how) if how else None
     notes = [find_tasks(config).note, vocabularies, *taught, takeover]
     return [note for note in notes if note]
+
+
+def _require_devices(config: Config) -> None:
+    """A GPU that is not here is told before a folder is made; the actors of a cluster have theirs elsewhere."""
+    local = {"student.device": config.student.device} | (
+        {} if config.teacher.url else {"teacher.device": config.teacher.device}
+    )
+    wanted = {} if config.cluster else {key: device for key, device in local.items() if device != "cpu"}
+    for key, device in wanted.items():
+        from divopd.models.transformers_policy import require_device
+
+        try:
+            require_device(device)
+        except InputError as error:
+            raise InputError(f"{key}: {error}") from None
 
 
 def local_models(config: Config) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 from divopd.config import package_versions
 
 PACKAGE = Path(__file__).parents[1]
+PROGRAMS = ("divopd", "__main__.py")  # how Python names our command
 GPUS = Path("/proc/driver/nvidia/gpus")  # read without waking CUDA, which a process that forks must not do
 
 
@@ -43,7 +44,7 @@ def make_card() -> dict[str, Any]:
 def command_line(argv: list[str]) -> str:
     """The command as a user types it."""
     program = Path(argv[0])
-    name = "divopd" if program.name in ("divopd", "__main__.py") else str(program)
+    name = "divopd" if program.name in PROGRAMS else str(program)
     return shlex.join([name, *argv[1:]])
 
 

@@ -1,0 +1,220 @@
+"""What `divopd init` writes: a configuration for an environment, a student and a teacher, and the commands that follow.
+
+Deciding reads models and environments and writes nothing; a wrong name is an InputError before the first file is made.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from divopd.config import Config
+from divopd.config_files import yaml_word
+from divopd.config_reference import config_keys
+from divopd.environments import ENVIRONMENTS, find_entry, make_environment, make_expert, missing_parts, skeleton, tasks
+from divopd.errors import InputError, UnknownNameError
+from divopd.models.hub import is_hub_name
+from divopd.models.model_files import DEFAULT_ENVIRONMENT, ModelFacts, hub_advice, model_folder, read_model_facts
+from divopd.models.openai_policy import OpenAIPolicy
+from divopd.models.taught import Taught, differences, read_taught
+from divopd.pipeline.vocabularies import is_server
+
+EXPERT = "expert"  # a teacher that is still to be made: of the student, by lessons of the environment's expert
+BUILTIN = "builtin"
+TINY = 10_000_000  # parameters: below, a model knows one environment by heart and answers in bare actions
+WIDTH = 120
+TEACHER_LESSONS = ("--updates", "400", "--until", "90", "--evaluate-every", "25")
+NOVICE_LESSONS = ("--seed", "1", "--updates", "200", "--until", "40", "--evaluate-every", "5")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user wants to train, in the user's words; `teacher_name` is how a server calls its model."""
+
+    environment: str
+    student: str
+    teacher: str
+    out: Path
+    teacher_name: str | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Files by path, none of which is there yet, and the next three commands."""
+
+    files: dict[Path, str]
+    commands: list[str]
+
+
+@dataclass(frozen=True)
+class World:
+    """The environment of a wish. `source` is the text of a file that is still to be written."""
+
+    name: str
+    settings: dict[str, Any]
+    horizon: int
+    evaluation_tasks: int
+    file: Path | None = None
+    source: str = ""
+
+
+def plan_start(wish: Wish) -> Start:
+    """Decide what is written; nothing is made yet."""
+    world = _world(wish.environment)
+    facts, taught = _model("--student", wish.student)
+    teacher = _teacher(wish, world)
+    form = _form(world, facts, taught)
+    novice = _is_novice(wish, world, facts, taught)
+    student = str(wish.out / "student") if novice else wish.student
+    settings = _settings(student, world, facts, form, teacher)
+    text = _as_yaml(settings, wish)
+    Config.model_validate(yaml.safe_load(text))  # what is written can be read
+    config = wish.out / "train.yaml"
+    files = {config: text} | ({world.file: world.source} if world.file else {})
+    for file in files:
+        if file.exists():
+            raise InputError(f"{file} exists; choose another --out, or move it away")
+    return Start(files, _commands(wish, world, form, config, novice=novice))
+
+
+# ── the environment ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _world(asked: str) -> World:
+    name = DEFAULT_ENVIRONMENT if asked == BUILTIN else asked
+    settings: dict[str, Any] = {}
+    if name.startswith("gym:"):
+        name, settings = "gym", {"id": name.removeprefix("gym:")}
+    file, _, cls = name.rpartition(":")
+    if file.endswith(".py") and not Path(file).exists():
+        if not cls.isidentifier():
+            raise InputError(f"--environment {asked}: {cls!r} is no name of a class; expected FILE.py:Class")
+        source = Path(skeleton.__file__).read_text(encoding="utf-8")
+        source = source.replace("FILE.py", file).replace("Skeleton", cls)
+        return World(name, {}, 12, len(skeleton.Skeleton.tasks("test")), Path(file), source)
+    if ":" not in name and name not in ENVIRONMENTS:
+        raise UnknownNameError("environment", asked, [BUILTIN, *ENVIRONMENTS, "gym:ID", "FILE.py:CLASS"])
+    entry = find_entry(name)
+    if missing := missing_parts(name):
+        raise InputError(f"--environment {asked}: missing {', '.join(missing)}; {entry.install}")
+    make_environment(name, **settings)  # what is wrong with it is said now
+    found = tasks(name, entry.evaluation_split, **settings)
+    if not found:
+        raise InputError(f"--environment {asked}: the split {entry.evaluation_split} has no tasks; expected some")
+    return World(name, settings, entry.horizon, min(len(found), entry.evaluation_tasks))
+
+
+# ── the models ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _model(option: str, model: str) -> tuple[ModelFacts | None, Taught | None]:
+    """What its folder says; nothing of a model of the Hub that was not downloaded yet."""
+    if is_hub_name(model) and not model_folder(model).exists():
+        return None, None
+    folder = model_folder(model)
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{option} {model}: no model there; expected a folder with config.json and safetensors files, "
+            f"embedded:NAME or owner/name@revision{hub_advice(model)}"
+        )
+    return read_model_facts(folder), read_taught(folder)
+
+
+def _teacher(wish: Wish, world: World) -> dict[str, Any]:
+    """The section `teacher` of the configuration."""
+    if wish.teacher == EXPERT:
+        if not world.file:
+            make_expert(world.name, make_environment(world.name, **world.settings))
+        return {"model": str(wish.out / "teacher")}
+    if not is_server(wish.teacher):
+        _model("--teacher", wish.teacher)
+        return {"model": wish.teacher}
+    served = OpenAIPolicy(wish.teacher, model=wish.teacher_name, timeout_s=10.0)
+    return {"model": wish.teacher_name or served.model, "url": wish.teacher}
+
+
+def _form(world: World, facts: ModelFacts | None, taught: Taught | None) -> Taught:
+    """As the student was taught; else bare actions for a tiny model, thoughts and a list of actions for a large one."""
+    if taught is not None:
+        return Taught(world.name, taught.answer, taught.actions)
+    tiny = facts is not None and facts.parameters < TINY
+    return Taught(world.name, "terse", "unlisted") if tiny else Taught(world.name, "think", "listed")
+
+
+def _is_novice(wish: Wish, world: World, facts: ModelFacts | None, taught: Taught | None) -> bool:
+    """Whether the student needs a few lessons first: a tiny model that never was in this environment says nothing there
+    that could be trained, and only an expert can tell it the first words."""
+    tiny = facts is not None and facts.parameters < TINY
+    return (
+        tiny and wish.teacher == EXPERT and (taught is None or bool(differences(taught, _form(world, facts, taught))))
+    )
+
+
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _settings(
+    student: str, world: World, facts: ModelFacts | None, form: Taught, teacher: dict[str, Any]
+) -> dict[str, Any]:
+    """The keys that a user will want to see and change."""
+    tiny = facts is not None and facts.parameters < TINY
+    billions = facts is None or facts.parameters >= 1_000_000_000
+    updates = 60 if tiny else 250
+    response = 32 if form.answer == "terse" else 512
+    context = (facts.context_length if facts else None) or 8192
+    return {
+        "method": "divopd",
+        "clock": "simulated",
+        "environment": {"name": world.name, "horizon": world.horizon}
+        | ({"settings": world.settings} if world.settings else {}),
+        "prompts": {
+            "answer": form.answer,
+            "actions": form.actions,
+            "max_prompt_tokens": min(2048 if tiny else 4096, context - response),
+        },
+        "student": {"model": student, "device": "cpu"},
+        "teacher": teacher,
+        "composer": {"batch_size": 32 if tiny else 64, "cap": 4},
+        "learner": {"updates": updates, "lr": 3e-5 if tiny else 1e-6 if billions else 1e-5},
+        "explorer": {"rollouts_in_flight": 16, "max_response_tokens": response},
+        "evaluation": {"every": max(1, updates // 25), "tasks": world.evaluation_tasks},
+    }
+
+
+def _as_yaml(settings: dict[str, Any], wish: Wish) -> str:
+    """A comment of each key says what it means, in the words of `divopd config`."""
+    meanings = {key.name: key.meaning for key in config_keys()}
+    lines = [
+        f"# Written by divopd init for {wish.environment}, student {wish.student}, teacher {wish.teacher}.",
+        "# Paths are relative to the folder from which you run divopd. Every other key, its default and its meaning:",
+        "# divopd config",
+    ]
+    for name, value in settings.items():
+        if not isinstance(value, dict):
+            lines.append(f"{name}: {yaml_word(value)}  # {meanings[name]}")
+            continue
+        lines += ["", f"{name}:"]
+        for key, inner in value.items():
+            said, why = f"  {key}: {yaml_word(inner)}", meanings[f"{name}.{key}"]
+            fits = len(said) + len(why) + 4 <= WIDTH
+            lines += [f"{said}  # {why}"] if fits else [f"  # {why}", said]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(wish: Wish, world: World, form: Taught, config: Path, *, novice: bool) -> list[str]:
+    """Look before it costs anything, or make the models first; then train; a run writes its own page at its end."""
+    run = str(wish.out / "run")
+    lessons = ["sft", world.name, "--from", wish.student, "--answer", form.answer, "--actions", form.actions]
+    teacher = [*lessons, "--out", str(wish.out / "teacher"), *TEACHER_LESSONS]
+    student = [*lessons, "--out", str(wish.out / "student"), *NOVICE_LESSONS]
+    train = ["train", str(config), "--out", run]
+    report = ["report", run, "--out", str(wish.out / "report.html")]
+    if novice:
+        commands = [teacher, student, train]
+    elif wish.teacher == EXPERT:
+        commands = [teacher, train, report]
+    else:
+        commands = [["train", str(config), "--dry-run"], train, report]
+    return [shlex.join(["divopd", *command]) for command in commands]
