@@ -1,17 +1,17 @@
 """How often a policy succeeds: student only, the same tasks and draws every time (specification §8)."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Environment, find_entry, kind_of, make_environment, tasks
 from divopd.errors import EnvironmentFailure
-from divopd.explorer import Acting, Played, Start, play
+from divopd.explorer import Acting, Played, PlayedTurn, Start, play
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
-from divopd.records import EvaluationRecord
+from divopd.records import Answers, EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,26 @@ class Exam:
             tasks=len(played.rollouts),
             turns=sum(len(rollout.turns) for rollout in played.rollouts) / max(1, len(played.rollouts)),
             by_kind={kind: 100.0 * won[kind] / total[kind] for kind in sorted(total)},
+            answers=self._answers(played, kinds),
         )
+
+    def _answers(self, played: Evaluation, kinds: Mapping[str, str]) -> dict[str, Answers]:
+        """What the student answered, by kind of task; turns of others do not count."""
+        turns: dict[str, list[PlayedTurn]] = {kind: [] for kind in sorted(set(kinds.values()))}
+        for rollout in played.rollouts:
+            turns[kinds[rollout.start.task]] += [turn for turn in rollout.turns if turn.actor == "student"]
+        limit, stop = self.acting.max_response_tokens, self.acting.codec.stop
+        return {
+            kind: Answers(
+                turns=len(own),
+                tokens=sum(len(turn.response.ids) for turn in own),
+                longest=max((len(turn.response.ids) for turn in own), default=0),
+                cut=sum(len(ids) >= limit and ids[-1] != stop for ids in (turn.response.ids for turn in own)),
+                without_action=sum(turn.action is None for turn in own),
+                invalid_actions=sum(turn.action is not None and not turn.seen.valid for turn in own),
+            )
+            for kind, own in turns.items()
+        }
 
 
 def exam_of(config: Config, codec: Codec) -> Exam:
