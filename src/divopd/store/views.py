@@ -125,6 +125,11 @@ class StoreViews(StoreReader):
         with self.snapshot():
             return [RolloutTally(*row) for row in self._db.execute(query, (available_before,))]
 
+    def rollout_ids(self) -> list[str]:
+        """Every rollout that was put, in the order of arrival."""
+        with self.snapshot():
+            return [rollout for (rollout,) in self._db.execute("SELECT id FROM rollouts ORDER BY number")]
+
     def depth_tallies(self) -> list[DepthTally]:
         """Turns by their place in the rollout and their fate, the first turn first."""
         query = f"""SELECT turn, CASE WHEN {_DEAD} THEN 'dead' ELSE fate END AS shown, count(*), sum(reason IS NULL),
