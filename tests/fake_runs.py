@@ -79,7 +79,12 @@ def update_record(store: Store, batch: JournaledBatch, *, clock: Clock, trained:
             rollouts_unused=decided.unused,
             drained=decided.drained,
             pending=decided.pending,
-            invalid_by_reason=dict(Counter(reason for _, _, reason in entry.invalid)),
+            invalid_by_reason=dict(
+                Counter(
+                    [reason for _, _, reason in entry.invalid]
+                    + [row.reason for row in batch.candidates if row.reason is not None]
+                )
+            ),
         ),
         spent=Spent(
             generated_tokens=100 * version,

@@ -60,12 +60,12 @@ function measuresCard(both, comparison, flows) {
   const target = comparison.target;
   const addCost = (name, [x, y], goal) => {
     const format = (value) => (value === null ? MISSED : name.endsWith("_s") ? show.seconds(value) : show.quantity(value));
-    rows.push({ measure: `${CURRENCIES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: "" });
+    rows.push({ measure: `${AXES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: "" });
   };
   for (const [place, other] of (comparison.targets || []).entries()) {
     if (other !== target) addCost("trained_tokens", comparison.standings.map(({ to_targets: all }) => all[place].costs && all[place].costs.trained_tokens), `${other} %`);
   }
-  for (const name of target > 0 ? Object.keys(CURRENCIES).slice(1) : []) {
+  for (const name of target > 0 ? COSTS : []) {
     addCost(name, comparison.standings.map(({ costs_to_target: costs }) => costs && costs[name]), `${target} % (τ)`);
   }
   for (const fate of FATES) {
