@@ -68,7 +68,7 @@ function countTicks(values, wanted) {
   return values.every(Number.isInteger) ? ticks.filter(Number.isInteger) : ticks;
 }
 
-const shortNumber = (value) => show.quantity(value).replace(" ", "");
+const shortNumber = (value) => (value && Math.abs(value) < 0.001 ? String(Number(value.toPrecision(3)).toExponential()) : show.quantity(value).replace(" ", ""));
 
 // ── over any axis ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,13 +98,13 @@ function picker(label, options, chosen, onchange) {
 }
 
 // How lines are drawn, for all views that have some: it stays when another view is chosen.
-function lineControls(context, { smooth = true } = {}) {
-  return el("div", { class: "controls" },
+function lineControls(context, { smooth = true, seeds = true, more = null } = {}) {
+  return el("div", { class: "controls" }, more,
     picker("Over", Object.entries(AXES), context.axis, (key) => context.choose("x", key)),
     smooth ? picker("Running mean", Object.entries(SMOOTHINGS), String(context.smooth), (key) => context.choose("smooth", key)) : null,
     picker("Range", Object.entries(RANGES), context.range, (key) => context.choose("range", key)),
-    context.groups.some((group) => group.runs.length > 1)
-      ? picker("Lines", [["methods", "methods: mean and band of their seeds"], ["runs", "every run"]], context.banded ? "methods" : "runs", (key) => context.choose("lines", key)) : null);
+    seeds && context.groups.some((group) => group.runs.length > 1)
+      ? picker("Lines", [["methods", "mean and band of seeds"], ["runs", "every run"]], context.banded ? "methods" : "runs", (key) => context.choose("lines", key)) : null);
 }
 
 // The rows of one run that are in the range; `update` of a row says where it is.
@@ -122,28 +122,29 @@ function xOf(axis, row) {
 
 // A figure of every update as lines: `of` takes a row of source.updates. Where a run has not counted what the axis
 // counts, as a replay, all are drawn over updates.
-function seriesOf(context, made, of) {
+function seriesOf(context, made, of, size = context.smooth) {
   const all = context.shown.map((run, place) => ({ run: run.name, rows: rowsOf(made[place].columns) }));
   const counted = all.every(({ rows }) => rows.every((row) => xOf(context.axis, row) !== null && xOf(context.axis, row) !== undefined));
   const axis = counted ? context.axis : "version";
   const rows = all.flatMap(({ run, rows: own }) => {
     const values = own.map((row) => { const value = of(row); return value === undefined ? null : value; });
-    const means = smoothed(values, context.smooth);
+    const means = smoothed(values, size);
     return inRange(context, own.map((row, place) => ({ run, update: row.update, x: xOf(axis, row), y: means[place], exact: values[place] }))).filter((row) => row.exact !== null);
   });
   return { axis, rows };
 }
 
 // One small figure over updates. `format` shows a value with its unit.
-function updateFigure(context, made, { title, note, name, of, format, height = 200, marks = [], y = null }) {
-  const { axis, rows } = seriesOf(context, made, of);
-  const mean = context.smooth > 1 ? ` Running mean of ${context.smooth} updates.` : "";
+function updateFigure(context, made, { title, note, name, of, format, height = 200, marks = [], y = null, exact = false }) {
+  const size = exact ? 1 : context.smooth;
+  const { axis, rows } = seriesOf(context, made, of, size);
+  const mean = size > 1 ? ` Running mean of ${size} updates.` : "";
   return figure({
     title, note: `${note}.${mean}`, name, height, legend: context.lineLegend,
     rows: rows.map((row) => ({ run: row.run, update: row.update, [axis === "version" ? "over" : axis]: row.x, value: row.exact })),
     draw: (width, tall) => runLines(width, tall, {
       rows, context, x: `${AXES[axis]} →`, y, marks,
-      tip: (row) => `${visible(row.run)}\nupdate ${row.update}: ${format(row.exact)}${context.smooth > 1 ? `\nrunning mean: ${format(row.y)}` : ""}`,
+      tip: (row) => `${visible(row.run)}\nupdate ${row.update}: ${format(row.exact)}${size > 1 ? `\nrunning mean: ${format(row.y)}` : ""}`,
     }),
   });
 }

@@ -8,10 +8,14 @@ const COSTS = Object.keys(AXES).filter((name) => name !== "version");
 function warningsCard(context, healths) {
   const told = context.shown.flatMap((run, place) => healths[place].warnings.map((one) => ({ run: run.name, ...one })));
   if (!told.length) return null;
-  const when = ({ first, last, now }) => (last < 0 ? "" : `${first === last ? `update ${first}` : `updates ${first} – ${last}`}${now ? "" : ", over since"}`);
-  return el("section", { class: "card warnings", "aria-label": "Warnings" }, el("header", {}, el("h3", {}, "Warnings")),
-    el("ul", {}, told.map((one) => el("li", { class: one.now ? "" : "past" },
-      el("strong", {}, dot(context.colours.get(one.run)), visible(`${one.run}: ${one.name}. `)), visible(one.sentence), ". ", el("span", { class: "small" }, when(one))))));
+  const when = ({ first, last }) => (last < 0 ? "" : first === last ? `, update ${first}` : `, updates ${first} – ${last}`);
+  const listed = (some) => el("ul", {}, d3.groups(some, (one) => one.name).map(([name, own]) => el("li", {},
+    el("span", {}, el("strong", {}, `${name[0].toUpperCase()}${name.slice(1)}: `), visible(own[0].sentence), "."),
+    el("span", { class: "runs" }, own.map((one) => el("span", {}, dot(context.colours.get(one.run)), visible(`${one.run}${when(one)}`)))))));
+  const [now, past] = [told.filter((one) => one.now), told.filter((one) => !one.now)];
+  return el("section", { class: "card warnings", "aria-label": "Warnings" }, el("header", {}, el("h3", {}, now.length ? "Warnings" : "No warning holds now")),
+    now.length ? listed(now) : null,
+    past.length ? el("details", {}, el("summary", {}, `${plural(d3.groups(past, (one) => one.name).length, "warning")} that held earlier`), listed(past)) : null);
 }
 
 async function loadLearning(context) {

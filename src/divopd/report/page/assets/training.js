@@ -28,7 +28,7 @@ views.training = {
   load: (context) => Promise.all(context.shown.map((run) => source.updates(run.name))),
   render: (context, made) => [
     lineControls(context),
-    el("div", { class: "grid" }, MEASURED.map(([name, title, note, of, format]) => updateFigure(context, made, { title, note, name, of, format }))),
+    el("div", { class: "grid" }, MEASURED.map(([name, title, note, of, format]) => updateFigure(context, made, { title, note, name, of, format, exact: ["lr", "memory"].includes(name) }))),
   ],
 };
 
@@ -56,12 +56,13 @@ views.answers = {
   render(context, curves) {
     const kinds = [...new Set(curves.flatMap(({ evaluations }) => evaluations.flatMap((one) => Object.keys(one.answers || {}))))].sort();
     if (!kinds.length) return [empty("Nothing was recorded of answers", "Evaluations of runs of before this figure, and of replays, do not have it.")];
+    const of = Math.max(0, context.shown.findIndex((run) => run.name === context.choice("of", "")));
     const chosen = kinds.includes(context.choice("kind", "")) ? context.choice("kind", "") : "";
     return [
-      el("div", { class: "controls" }, picker("Kind of task", [["", "all"], ...kinds.map((kind) => [kind, kind])], chosen, (kind) => context.choose("kind", kind))),
-      lineControls(context, { smooth: false }),
+      lineControls(context, { smooth: false, more: picker("Kind of task", [["", "all"], ...kinds.map((kind) => [kind, kind])], chosen, (kind) => context.choose("kind", kind)) }),
       el("div", { class: "grid" }, ANSWERED.map((measure) => answersFigure(context, curves, chosen, measure))),
-      ...context.shown.map((run, place) => answersTable(run, curves[place].evaluations)),
+      context.shown.length > 1 ? el("div", { class: "controls" }, picker("Run", context.shown.map((run) => [run.name, run.name]), context.shown[of].name, (name) => context.choose("of", name))) : null,
+      answersTable(context.shown[of], curves[of].evaluations),
     ];
   },
 };

@@ -148,8 +148,7 @@ views.depth = {
   about: "Turns by their place in the rollout: how much student and teacher disagree there, and what became of them.",
   load: (context) => ofEach(context, "depths"),
   render: (context, made) => [
-    el("div", { class: "grid wide" }, context.shown.flatMap((run, place) => depthFigures(run, made[place].depths))),
-    ...context.shown.map((run, place) => depthTable(run, made[place].depths)),
+    ...context.shown.flatMap((run, place) => [el("div", { class: "grid wide" }, depthFigures(run, made[place].depths)), depthTable(run, made[place].depths)]),
   ],
 };
 
