@@ -41,15 +41,16 @@ function flowFigure(run, { account, fates, reasons, dead }) {
 }
 
 function drawFlow(width, height, put, rows) {
-  const words = rows.map((row) => [row.reason ? `${row.fate === "dead" ? "dead row" : spoken(row.fate)}: ${spoken(row.reason)}` : spoken(row.fate), `${show.whole(row.turns)} (${show.percent(row.share)})`]);
+  const narrow = width < 420; // a phone has room for the counts only
+  const words = rows.map((row) => [row.reason ? `${row.fate === "dead" ? "dead row" : spoken(row.fate)}: ${spoken(row.reason)}` : spoken(row.fate), narrow ? show.whole(row.turns) : `${show.whole(row.turns)} (${show.percent(row.share)})`]);
   const longest = d3.max(words, ([name, count]) => name.length + count.length) ?? 0;
-  const [top, gap, bar, label] = [10, 10, 14, Math.min(0.75 * width, 40 + 7 * longest)]; // 7 pixels a letter is ample
+  const [top, gap, bar, label] = [10, 10, 14, Math.min((narrow ? 0.78 : 0.75) * width, 40 + 7 * longest)]; // 7 pixels a letter is ample
   const least = 16; // pixels, so that every part has room for its words
   const room = height - 2 * top - gap * (rows.length - 1) - least * rows.length;
   const start = { x: 58, y: top + (height - 2 * top - room) / 2 };
   const end = width - label;
   const svg = el("svg:svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "flow of turns" });
-  const text = (x, y, content, more = {}) => el("svg:text", { x, y, "font-size": 12, fill: "currentColor", dominant_baseline: "middle", dy: "0.35em", ...more }, content);
+  const text = (x, y, content, more = {}) => el("svg:text", { x, y, "font-size": narrow ? 10.5 : 12, fill: "currentColor", dominant_baseline: "middle", dy: "0.35em", ...more }, content);
   svg.append(el("svg:rect", { x: start.x - bar, y: start.y, width: bar, height: room, fill: palette().quiet }),
     text(start.x - bar - 6, start.y + room / 2 - 8, "put", { "text-anchor": "end", "font-weight": 600 }),
     text(start.x - bar - 6, start.y + room / 2 + 8, show.quantity(put), { "text-anchor": "end" }));
@@ -115,13 +116,13 @@ views.use = {
         title: "Valid rollouts that were never used", note: "Bars: no turn of them was trained. Tick: the offline bound, the share that no composer could have given a slot.",
         name: "never-used", rows, height: 64 + 40 * rows.length, legend: [],
         draw: (width, height) => chart(width, height, {
-          marginLeft: Math.min(0.3 * width, 20 + 7 * d3.max(rows, (row) => visible(row.run).length)), marginRight: 150,
+          marginLeft: Math.min(0.3 * width, 20 + 7 * d3.max(rows, (row) => visible(row.run).length)), marginRight: width < 480 ? 60 : 150,
           x: { label: "share of valid rollouts (%) →", grid: true, domain: [0, Math.max(10, 100 * d3.max(rows, (row) => Math.max(row.never_selected, row.unreachable)))] },
           y: { label: null, domain: rows.map((row) => row.run), tickFormat: visible },
           marks: [
             Plot.barX(rows, { x: (row) => 100 * row.never_selected, y: "run", fill: (row) => context.colours.get(row.run), insetTop: 5, insetBottom: 5 }),
             Plot.tickX(rows, { x: (row) => 100 * row.unreachable, y: "run", strokeWidth: 3, stroke: "currentColor" }),
-            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`, textAnchor: "start", dx: 8, fill: "currentColor" }),
+            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => (width < 480 ? show.percent(row.never_selected) : `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`), textAnchor: "start", dx: 8, fill: "currentColor" }),
           ],
         }),
       }),
