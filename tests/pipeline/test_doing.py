@@ -36,7 +36,7 @@ def test_words_are_read_back_until_they_are_forgotten(tmp_path: Path) -> None:
     write_now(tmp_path / "now", "explorer-1", now)
     (tmp_path / "now" / "learner.json").write_text("[]", encoding="utf-8")
     assert read_now(tmp_path / "now") == {"explorer-1": now}
-    assert now.sentence == "playing: 7"
+    assert now.sentence == "playing, 7 so far"
     forget_now(tmp_path / "now")
     assert list(tmp_path.iterdir()) == []
     forget_now(tmp_path / "now")

@@ -138,7 +138,7 @@ def test_a_live_page_says_what_each_role_does(tmp_path: Path) -> None:
         with opened(client.address) as page:
             now = page.get_by_label("What the roles do now")
             assert "evaluator evaluating version 0: 35 of 140" in now.text_content()
-            assert f"explorer-1 playing {SCRIPT}: 7" in now.text_content()
+            assert f"explorer-1 playing {SCRIPT}, 7 so far" in now.text_content()
             forget_now(run / "now")
             now.wait_for(state="hidden")
     finally:

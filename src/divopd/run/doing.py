@@ -29,7 +29,7 @@ class Now:
         """evaluating version 0: 35 of 140"""
         if self.done is None:
             return self.what
-        return f"{self.what}: {self.done}" + (f" of {self.of}" if self.of is not None else "")
+        return f"{self.what}, {self.done} so far" if self.of is None else f"{self.what}: {self.done} of {self.of}"
 
 
 class Doing:
