@@ -19,6 +19,8 @@ ARGUMENTS = (
 )
 VIEWS = {
     "learning": "Learning",
+    "training": "Training",
+    "answers": "Answers",
     "cost": "Cost to a target",
     "batches": "Batches",
     "flow": "Flow of turns",

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -77,6 +78,13 @@ def update_record(store: Store, batch: JournaledBatch, *, clock: Clock, trained:
             rollouts_used=decided.used,
             rollouts_unused=decided.unused,
             drained=decided.drained,
+            pending=decided.pending,
+            invalid_by_reason=dict(
+                Counter(
+                    [reason for _, _, reason in entry.invalid]
+                    + [row.reason for row in batch.candidates if row.reason is not None]
+                )
+            ),
         ),
         spent=Spent(
             generated_tokens=100 * version,

@@ -132,8 +132,6 @@ class TeacherPart(ModelPart):
 class LearnerPart(Optimization):
     """How an update is made, how many there are, and how long the learner waits for a full batch."""
 
-    updates: int = 250
-    """How many updates the run makes."""
     max_wait_s: float = 600.0
     """The longest wait for a full batch; then a smaller one is trained."""
     checkpoint_every: int = 10
@@ -147,6 +145,8 @@ class LearnerPart(Optimization):
         for name in ("lr", "max_grad_norm", "max_tokens", "updates", "max_wait_s", "checkpoint_every", "ranks"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if not 0 <= self.warmup < self.updates:
+            raise InputError(f"warmup is {self.warmup}; expected from 0 to fewer than the run's {self.updates} updates")
 
 
 class ExplorerPart(Part):

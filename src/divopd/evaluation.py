@@ -1,17 +1,18 @@
 """How often a policy succeeds: student only, the same tasks and draws every time (specification §8)."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Environment, find_entry, kind_of, make_environment, tasks
+from divopd.environments.words import words_in
 from divopd.errors import EnvironmentFailure
-from divopd.explorer import Acting, Played, Start, play
+from divopd.explorer import Acting, Played, PlayedTurn, Start, play_each
 from divopd.models.policy import Policy
 from divopd.prompts import Codec
-from divopd.records import EvaluationRecord
+from divopd.records import Answers, EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Exam:
     settings: dict[str, Any] = field(default_factory=dict)  # of the environment
     in_flight: int = 64
     _made: list[Environment] = field(default_factory=list, init=False, repr=False, compare=False)
+    _heard: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def play(self, policy: Policy) -> Evaluation:
-        """Play every task once with the policy."""
-        return self._play(self.acting, student=policy, teacher_of=None)
+    def play(self, policy: Policy, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Evaluation:
+        """Play every task once with the policy; `progress` hears how many of them are over."""
+        return self._play(self.acting, student=policy, teacher_of=None, progress=progress)
 
     def play_takeover(self, teacher: Policy, *, student: Policy, after_turns: int) -> Evaluation:
         """Play every task once; the teacher takes over from the student for good after so many turns.
@@ -50,14 +52,31 @@ class Exam:
         It tells whether a teacher knows its way from the states a student gets into: one that does not cannot teach.
         """
         acting = replace(self.acting, takeover_at=after_turns)
-        return self._play(acting, student=student, teacher_of=lambda task: teacher)
+        return self._play(acting, student=student, teacher_of=lambda task: teacher, progress=lambda done, of: None)
 
-    def _play(self, acting: Acting, *, student: Policy, teacher_of: Callable[[str], Policy] | None) -> Evaluation:
+    def _play(
+        self,
+        acting: Acting,
+        *,
+        student: Policy,
+        teacher_of: Callable[[str], Policy] | None,
+        progress: Callable[[int, int], None],
+    ) -> Evaluation:
         starts = [Start(number, task, self.horizon) for number, task in enumerate(self.tasks)]
         environments = self._environments()
-        return Evaluation(
-            tuple(play(starts, acting, student=student, teacher_of=teacher_of, environments=environments))
-        )
+        over: dict[int, Played] = {}
+        progress(0, len(starts))
+        for played in play_each(starts, acting, student=student, teacher_of=teacher_of, environments=environments):
+            over[played.start.number] = played
+            progress(len(over), len(starts))
+            if played.turns and len(self._heard) < len(starts):
+                as_read = acting.codec.decode(acting.codec.text_ids(played.first.text))
+                self._heard[played.start.task] = words_in(as_read)
+        return Evaluation(tuple(over[start.number] for start in starts))
+
+    def words(self) -> list[str]:
+        """What its tasks say first, as the student's tokenizer has it: words, sorted; none before they were played."""
+        return sorted(set().union(*self._heard.values()))
 
     def _environments(self) -> list[Environment]:
         """As many as play at once."""
@@ -80,7 +99,26 @@ class Exam:
             tasks=len(played.rollouts),
             turns=sum(len(rollout.turns) for rollout in played.rollouts) / max(1, len(played.rollouts)),
             by_kind={kind: 100.0 * won[kind] / total[kind] for kind in sorted(total)},
+            answers=self._answers(played, kinds),
         )
+
+    def _answers(self, played: Evaluation, kinds: Mapping[str, str]) -> dict[str, Answers]:
+        """What the student answered, by kind of task; turns of others do not count."""
+        turns: dict[str, list[PlayedTurn]] = {kind: [] for kind in sorted(set(kinds.values()))}
+        for rollout in played.rollouts:
+            turns[kinds[rollout.start.task]] += [turn for turn in rollout.turns if turn.actor == "student"]
+        limit, stop = self.acting.max_response_tokens, self.acting.codec.stop
+        return {
+            kind: Answers(
+                turns=len(own),
+                tokens=sum(len(turn.response.ids) for turn in own),
+                longest=max((len(turn.response.ids) for turn in own), default=0),
+                cut=sum(len(ids) >= limit and ids[-1] != stop for ids in (turn.response.ids for turn in own)),
+                without_action=sum(turn.action is None for turn in own),
+                invalid_actions=sum(turn.action is not None and not turn.seen.valid for turn in own),
+            )
+            for kind, own in turns.items()
+        }
 
 
 def exam_of(config: Config, codec: Codec) -> Exam:

@@ -70,6 +70,10 @@ class UpdateFigures:
     logprob_gap: LogprobGap | None  # None if there is no valid token
     seconds: dict[str, float]  # by stage: pack, forward, backward, step
     masked_tokens: int = 0  # response tokens that the teacher does not know (teacher_mask is 0)
+    # None, here and in every record below: it was written before there was such a figure
+    clipped_norm: float | None = None  # of the gradient, after clipping
+    lr: float | None = None  # the learning rate of this update
+    memory_bytes: int | None = None  # the most that the learner has held so far: on its GPU, else its whole process
 
     def warning(self, *, update: int) -> str | None:
         """What to tell of tokens that the student should not have been able to sample."""
@@ -93,7 +97,9 @@ class QueueFigures:
     invalid: int
     rollouts_used: int  # trained for the first time by this update
     rollouts_unused: int  # gone with this update without a trained turn
-    drained: int | None  # read into the pool by this update, not counting stale ones; None: a record from before this
+    drained: int | None  # read into the pool by this update, not counting stale ones
+    pending: int | None = None  # read, valid, and still not selected after this update
+    invalid_by_reason: dict[str, int] | None = None  # what the gate dropped, and dead rows where there is no gate
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,18 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """What the student answered in some rollouts, counted in turns unless it says tokens."""
+
+    turns: int
+    tokens: int  # of all responses
+    longest: int  # tokens
+    cut: int  # ended by the limit of tokens
+    without_action: int  # no action could be read from the response
+    invalid_actions: int  # an action was read, and the environment did not understand it
+
+
+@dataclass(frozen=True)
 class EvaluationRecord:
     """How often a policy version succeeded on the fixed evaluation tasks. Rates are in percent."""
 
@@ -138,6 +156,7 @@ class EvaluationRecord:
     tasks: int
     turns: float  # mean of a rollout
     by_kind: dict[str, float]  # success rate by kind of task
+    answers: dict[str, Answers] | None = None  # by kind of task
 
 
 class Observer(Protocol):
@@ -239,7 +258,8 @@ def _picked(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
     values: Json = dict(decoded)
     for field in fields(kind):  # pyright: ignore[reportArgumentType] - every caller gives a dataclass
         if field.name not in decoded:
-            value = data.get(field.name) if field.type == int | None else data[field.name]
+            optional = type(None) in get_args(field.type)
+            value = data.get(field.name) if optional else data[field.name]
             values[field.name] = CHECKS[field.type](value, field.name)
     return kind(**values)
 
@@ -248,11 +268,6 @@ def _whole(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}, expected a whole number")
     return value
-
-
-def _whole_or_none(value: Any, name: str) -> int | None:
-    """None: the record was written before there was such a figure."""
-    return None if value is None else _whole(value, name)
 
 
 def _number(value: Any, name: str) -> float:
@@ -268,9 +283,29 @@ def _numbers(value: Any, name: str) -> dict[str, float]:
     return {str(key): _number(item, f"{name}.{key}") for key, item in cast(Json, value).items()}
 
 
+def _counts(value: Any, name: str) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {value!r}, expected whole numbers by name")
+    return {str(key): _whole(item, f"{name}.{key}") for key, item in cast(Json, value).items()}
+
+
+def _answers(value: Any, name: str) -> dict[str, Answers]:
+    if not isinstance(value, dict) or not all(isinstance(item, dict) for item in cast(Json, value).values()):
+        raise TypeError(f"{name} is {value!r}, expected answers by kind of task")
+    return {str(kind): _picked(Answers, item) for kind, item in cast(Json, value).items()}
+
+
+def _or_none(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """None: the record was written before there was such a figure."""
+    return lambda value, name: None if value is None else check(value, name)
+
+
 CHECKS: dict[Any, Callable[[Any, str], Any]] = {
     int: _whole,
-    int | None: _whole_or_none,
     float: _number,
     dict[str, float]: _numbers,
+    int | None: _or_none(_whole),
+    float | None: _or_none(_number),
+    dict[str, int] | None: _or_none(_counts),
+    dict[str, Answers] | None: _or_none(_answers),
 }

@@ -57,11 +57,12 @@ class Teachers:
         *,
         begins: Callable[[TeacherAwayError], None],
         waits: Callable[[], None],
+        ends: Callable[[float], None] = lambda away_s: None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> "Teachers":
         """The same teachers, asked again while they are away; see Absence and Retrying."""
-        others = {p: Retrying(other, Absence(begins), waits, sleep) for p, other in self.by_task.items()}
-        return Teachers(Retrying(self.default, Absence(begins), waits, sleep), others, self.foreign)
+        others = {p: Retrying(other, Absence(begins, ends), waits, sleep) for p, other in self.by_task.items()}
+        return Teachers(Retrying(self.default, Absence(begins, ends), waits, sleep), others, self.foreign)
 
 
 def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
@@ -70,12 +71,17 @@ def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
 
 
 class Absence:
-    """How long a teacher has been away. `begins` hears of it once; after an hour the error is the caller's."""
+    """How long a teacher has been away. `begins` hears of it once, and `ends` how many seconds it was, when it answers;
+    after an hour the error is the caller's."""
 
     def __init__(
-        self, begins: Callable[[TeacherAwayError], None], *, now: Callable[[], float] = time.monotonic
+        self,
+        begins: Callable[[TeacherAwayError], None],
+        ends: Callable[[float], None] = lambda away_s: None,
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._begins, self._now = begins, now
+        self._begins, self._ends, self._now = begins, ends, now
         self._since: float | None = None
 
     def noticed(self, error: TeacherAwayError) -> None:
@@ -88,6 +94,8 @@ class Absence:
 
     def ended(self) -> None:
         """It answers."""
+        if self._since is not None:
+            self._ends(self._now() - self._since)
         self._since = None
 
 

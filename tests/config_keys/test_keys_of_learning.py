@@ -61,6 +61,24 @@ def test_a_doubled_learning_rate_doubles_the_first_step(before: Run, after: Run)
         torch.testing.assert_close(_steps(after, 0)[name], 2 * step, rtol=1e-3, atol=1e-6)
 
 
+@changing("learner.warmup", "2")
+def test_the_learning_rate_warms_up(before: Run, after: Run) -> None:
+    """Over two updates: the first step is half of what it is without, for every weight, and the rates are told."""
+    assert [figures["learner"]["lr"] for figures in before.updates] == [1e-3] * 3
+    assert [figures["learner"]["lr"] for figures in after.updates] == [5e-4, 1e-3, 1e-3]
+    for name, step in _steps(before, 0).items():
+        torch.testing.assert_close(_steps(after, 0)[name], step / 2, rtol=1e-3, atol=1e-6)
+
+
+@changing("learner.schedule", "linear")
+def test_the_learning_rate_follows_a_schedule(before: Run, after: Run) -> None:
+    """Down to nothing along a line: the first update is as without, then weights differ."""
+    rates = [figures["learner"]["lr"] for figures in after.updates]
+    assert rates == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
+    assert all(torch.equal(value, before.tensors(1)[name]) for name, value in after.tensors(1).items())
+    assert any(not torch.equal(value, before.tensors(2)[name]) for name, value in after.tensors(2).items())
+
+
 @changing("learner.betas", "[0.0, 0.0]")
 def test_without_memory_every_step_has_the_same_size(before: Run, after: Run) -> None:
     """With both betas 0 the second step of a weight is ±lr, too; with others it depends on the first gradient."""

@@ -22,9 +22,12 @@ from divopd.records import (
 from doubles.small_records import make_evaluation_record, make_update_record
 
 Path = tuple[str, ...]
-BY_NAME = ("seconds", "by_kind")  # objects whose keys are free
-MAY_BE_NULL = {("learner",), ("learner", "logprob_gap"), ("drained",)}
-MAY_BE_MISSING = {("drained",)}  # records of earlier versions do not have it
+BY_NAME = ("seconds", "by_kind", "invalid_by_reason", "answers")  # objects whose keys are free
+NEWER = {("drained",), ("pending",), ("invalid_by_reason",), ("answers",)} | {
+    ("learner", name) for name in ("clipped_norm", "lr", "memory_bytes")
+}
+MAY_BE_NULL = {("learner",), ("learner", "logprob_gap"), *NEWER}
+MAY_BE_MISSING = NEWER  # records of earlier versions do not have them
 DECODERS = {"update": decode_update, "evaluation": decode_evaluation}
 
 
@@ -86,13 +89,18 @@ def test_what_else_an_object_holds_is_left_alone() -> None:
     assert decode_evaluation(small("evaluation") | {"kind": "evaluation"}) == make_evaluation_record(3)
 
 
-def test_a_record_without_drains_is_read() -> None:
-    """Versions before this figure did not write it; everything else of their records is as it was."""
-    data = small("update")
-    assert data.pop("drained") == 8
-    read = decode_update(data)
-    assert read.queue.drained is None
-    assert replace(read, queue=replace(read.queue, drained=8)) == make_update_record(3)
+def test_records_without_newer_figures_are_read() -> None:
+    """Versions before these figures did not write them; everything else of their records is as it was."""
+    whole, data = make_update_record(3), small("update")
+    for path in NEWER - {("answers",)}:
+        del inside(data, path)[path[-1]]
+    assert whole.learner is not None
+    learner = replace(whole.learner, clipped_norm=None, lr=None, memory_bytes=None)
+    queue = replace(whole.queue, drained=None, pending=None, invalid_by_reason=None)
+    assert decode_update(data) == replace(whole, learner=learner, queue=queue)
+    evaluation = small("evaluation")
+    del evaluation["answers"]
+    assert decode_evaluation(evaluation) == replace(make_evaluation_record(3), answers=None)
 
 
 # ── damage ────────────────────────────────────────────────────────────────────────────────────────────────────────

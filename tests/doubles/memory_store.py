@@ -209,7 +209,8 @@ class MemoryStore:
         before = self.entries[update - 1].watermark if update else 0
         read = self.arrivals[before : self.entries[update].watermark]
         drained = sum(self.fate[turn.key] != Fate("stale", update) for turn in read)
-        return Decided(used, unused, drained)
+        ends = [self.fate[turn.key].update for turn in self.arrivals[: self.entries[update].watermark]]
+        return Decided(used, unused, drained, pending=sum(end is None or end > update for end in ends))
 
     def account(self) -> Account:
         kinds = [fate.kind for fate in self.fate.values()]

@@ -1,6 +1,7 @@
 """Records of updates and evaluations for tests that need some and do not care for most of their figures."""
 
 from divopd.records import (
+    Answers,
     BatchFigures,
     EvaluationRecord,
     LogprobGap,
@@ -31,11 +32,15 @@ def make_update_record(update: int, *, loss: float = 0.5, turns_put: int = 9) ->
             gradient_norm=1.5,
             logprob_gap=LogprobGap(version=update, tokens=9, mean=2e-6, largest=3e-5),
             seconds={"forward": 0.25, "backward": 0.5},
+            clipped_norm=1.0,
+            lr=1e-3,
+            memory_bytes=10**9,
         ),
-        queue=QueueFigures(3, turns_put, 1, 0, 0, 1, 3, 0, 8),
+        queue=QueueFigures(3, turns_put, 1, 0, 0, 1, 3, 0, 8, pending=2, invalid_by_reason={"no_tokens": 1}),
         spent=Spent(100, 1000, 640, 320, 8.0 * (update + 1)),
     )
 
 
 def make_evaluation_record(version: int, *, success_rate: float = 40.0) -> EvaluationRecord:
-    return EvaluationRecord(version, success_rate, tasks=20, turns=9.5, by_kind={"pick": success_rate})
+    answers = {"pick": Answers(turns=190, tokens=950, longest=8, cut=19, without_action=10, invalid_actions=38)}
+    return EvaluationRecord(version, success_rate, 20, turns=9.5, by_kind={"pick": success_rate}, answers=answers)

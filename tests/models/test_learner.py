@@ -129,8 +129,48 @@ def test_an_update_is_one_clipped_adamw_step() -> None:
         optimizer.step()
         assert figures.gradient_norm == pytest.approx(float(norm))
         assert norm > 0.5
+        assert figures.clipped_norm == pytest.approx(0.5, rel=1e-4)
+        assert figures.lr == 1e-2
+        assert figures.memory_bytes is not None
+        assert 10**7 < figures.memory_bytes < 10**12
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
+
+
+def test_a_small_gradient_is_not_clipped() -> None:
+    """Both norms are told, and they are the same."""
+    figures = TorchLearner(TransformersPolicy(tiny_model()), Optimization(max_grad_norm=1e6)).update(pool(0))
+    assert figures.clipped_norm == pytest.approx(figures.gradient_norm)
+
+
+SCHEDULES = {
+    "constant": [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    "linear": [0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6],
+    "cosine": [0.25, 0.5, 0.75, 1.0, 1.0, 0.9330127, 0.75, 0.5, 0.25, 0.0669873],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_learning_rate_follows_its_schedule(schedule: Any) -> None:
+    """Up in equal steps, then constant, or down so that the next update after the last would have none."""
+    settings = Optimization(lr=2e-3, warmup=4, schedule=schedule, updates=10)
+    assert [settings.lr_at(update) for update in range(10)] == pytest.approx([2e-3 * f for f in SCHEDULES[schedule]])
+    assert settings.lr_at(10) == (2e-3 if schedule == "constant" else pytest.approx(0.0, abs=1e-12))
+
+
+def test_a_resumed_learner_goes_on_in_its_schedule(tmp_path: Path) -> None:
+    """The learning rate is that of the update, not that of the process; weights and figures are as without a stop."""
+    settings = Optimization(lr=1e-2, warmup=2, schedule="linear", updates=4)
+    whole, first, second = (TorchLearner(TransformersPolicy(tiny_model()), settings) for _ in range(3))
+    rates = [whole.update(pool(seed)).lr for seed in range(4)]
+    assert rates == pytest.approx([5e-3, 1e-2, 1e-2, 5e-3])
+    for seed in range(2):
+        first.update(pool(seed))
+    first.save(tmp_path, update=1, state={})
+    second.load(tmp_path / "000001")
+    assert [second.update(pool(seed)).lr for seed in (2, 3)] == rates[2:]
+    for one, other in zip(whole.parameters, second.parameters, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_updates_bring_the_student_to_the_teacher() -> None:

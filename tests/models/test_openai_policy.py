@@ -165,8 +165,11 @@ def test_a_served_teacher_trains_like_a_local_one(
     back.join()
     assert journal(tmp_path / "local") == journal(tmp_path / "served")
     with Store.open_read_only(tmp_path / "served") as store:
-        [(_, kind, event)] = store.events()
-    assert kind == "teacher_away"
+        events = [(kind, event) for _, kind, event in store.events() if kind.startswith("teacher")]
+    [(first, event), (second, back)] = events
+    assert (first, second) == ("teacher_away", "teacher_back")
+    assert event["update"] <= 2
+    assert back["away_s"] > 0.5
     away = [sentence for sentence in listener.sentences if "teacher" in sentence]
     assert away == [f"a teacher is away, its rollouts wait: {event['error']}"]
 

@@ -3,9 +3,11 @@
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="for want of the extra train")
@@ -13,13 +15,16 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.cli import evaluate  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402
+from divopd.environments import Observation, kind_of  # noqa: E402
 from divopd.errors import InputError  # noqa: E402
-from divopd.evaluation import exam_of  # noqa: E402
+from divopd.evaluation import Evaluation, exam_of  # noqa: E402
+from divopd.explorer import Played, PlayedTurn, Start  # noqa: E402
+from divopd.models.policy import Response  # noqa: E402
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model  # noqa: E402
 from divopd.models.weights import gathered_weights  # noqa: E402
 from divopd.pipeline.models import load_student  # noqa: E402
-from divopd.prompts import Codec  # noqa: E402
-from divopd.records import encode_evaluation  # noqa: E402
+from divopd.prompts import Codec, Prompt  # noqa: E402
+from divopd.records import Answers, encode_evaluation  # noqa: E402
 from divopd.run.checkpoints import publish_weights  # noqa: E402
 
 DRAW = f"{Path(__file__).parents[1] / 'lucky_draw.py'}:LuckyDraw"
@@ -86,7 +91,16 @@ def test_a_version_gives_the_figures_of_its_run(run: Path, capsys: pytest.Captur
         expected = encode_evaluation(exam.record(exam.play(policy), version=version))
         (figures,) = told(capsys, run, *arguments)
         assert figures == {"what": str(run), "environment": DRAW, **expected}
-        assert list(figures) == ["what", "version", "environment", "success_rate", "tasks", "turns", "by_kind"]
+        assert list(figures) == [
+            "what",
+            "version",
+            "environment",
+            "success_rate",
+            "tasks",
+            "turns",
+            "by_kind",
+            "answers",
+        ]
         assert set(figures["by_kind"]) == {"one", "two"}
         assert figures["tasks"] == 16
 
@@ -154,3 +168,33 @@ def test_wrong_arguments_are_refused_in_a_sentence(run: Path, model: Path, tmp_p
     (tmp_path / "config.yaml").write_text("method: divopd\n")
     with pytest.raises(InputError, match="no weights in it yet"):
         call(tmp_path)
+
+
+def test_answers_are_counted_by_kind(model: Path) -> None:
+    """Turns, tokens, the longest, those cut at the limit, without an action, and not understood; words of the tasks."""
+    policy = load_student(config_of(model))
+    exam = exam_of(config_of(model), Codec(policy.tokenizer))
+    stop, said = exam.acting.codec.stop, Observation("Nothing.")
+
+    def turn(*ids: int, action: str | None = "one", valid: bool = True, actor: Any = "student") -> PlayedTurn:
+        seen = replace(said, valid=valid)
+        return PlayedTurn(actor, Prompt([1], truncated=False), Response(list(ids), np.zeros(len(ids))), action, seen)
+
+    first = [turn(5, stop), turn(5, 6, 7, 8, action=None), turn(5, 6, 7, stop), turn(9, 9, 9, 9, actor="teacher")]
+    second = [turn(5, 6, stop, valid=False), turn(5, 6, 7, 8), turn(action=None)]
+    tasks = [next(t for t in exam.tasks if kind_of(DRAW, t) == kind) for kind in ("one", "two")]
+    played = Evaluation(
+        tuple(
+            Played(Start(n, task, 30), said, tuple(turns))
+            for n, (task, turns) in enumerate(zip(tasks, (first, second), strict=True))
+        )
+    )
+    assert exam.record(played, version=3).answers == {
+        "one": Answers(turns=3, tokens=10, longest=4, cut=1, without_action=1, invalid_actions=0),
+        "two": Answers(turns=3, tokens=7, longest=4, cut=1, without_action=1, invalid_actions=1),
+    }
+    heard: list[tuple[int, int]] = []
+    assert exam.words() == []
+    exam.play(policy, progress=lambda done, of: heard.append((done, of)))
+    assert heard == [(done, 16) for done in range(17)]
+    assert exam.words() == ["draw", "for", "one", "two"]

@@ -65,6 +65,7 @@ class AbsentEngine:
 
     def __init__(self, absent: int) -> None:
         self.absent, self.now, self.sleeps = absent, 0.0, []
+        self.absences: list[float] = []
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -82,7 +83,7 @@ class AbsentEngine:
 
 
 def retrying(engine: AbsentEngine, begins: list[TeacherAwayError], waits: list[int]) -> Retrying:
-    absence = Absence(begins.append, now=lambda: engine.now)
+    absence = Absence(begins.append, engine.absences.append, now=lambda: engine.now)
     return Retrying(engine, absence, lambda: waits.append(1), sleep=engine.sleep)
 
 
@@ -96,6 +97,7 @@ def test_a_teacher_that_is_away_is_asked_again() -> None:
     engine.absent = 2
     assert teacher.respond([[1]], temperature=1.0, max_tokens=1, seeds=[0]) == []
     assert (len(begins), len(waits)) == (2, 5)
+    assert engine.absences == [3 * RETRY_S, 2 * RETRY_S]  # how long each was, told when it was over
 
 
 def test_a_teacher_that_stays_away_ends_the_run() -> None:

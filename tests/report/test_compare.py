@@ -16,7 +16,7 @@ from divopd.methods import make_composer
 from divopd.records import encode_update
 from divopd.replay import load_recording, replay, utilization_of
 from divopd.report.page.data import learning
-from divopd.report.run_comparison import RunComparison, compare_runs
+from divopd.report.run_comparison import RunComparison, compare_runs, different_settings
 from divopd.report.runs import Costs, named_runs, read_run, run_folders
 from divopd.report.seeds import interval_of, ratio_interval_of, t_quantile
 from divopd.store import Store
@@ -224,6 +224,16 @@ def test_a_target_above_the_peak_of_vanilla_is_said(tmp_path: Path) -> None:
     assert comparison.target == 70
     assert "above the lowest peak of vanilla (40.0 %)" in comparison.notes[0]
     assert (comparison.standings[1].version_at_target, comparison.standings[1].ratios["elapsed_s"]) == (3, None)
+
+
+def test_a_setting_of_later_is_no_difference_where_it_is_off(tmp_path: Path) -> None:
+    """Runs of before warm-up and schedules were as runs are that say so; others are told apart."""
+    old = make_run(tmp_path / "old")
+    new = make_run(tmp_path / "new", seed=1, config={"learner": {"lr": 1e-4, "warmup": 0, "schedule": "constant"}})
+    other = make_run(tmp_path / "other", seed=2, config={"learner": {"lr": 1e-4, "warmup": 5, "schedule": "constant"}})
+    runs = [read_run(run) for run in (old, new, other)]
+    assert different_settings(runs[:2]) == []
+    assert different_settings(runs) == ["learner.warmup"]
 
 
 def test_runs_that_name_different_targets_have_vanillas(tmp_path: Path) -> None:

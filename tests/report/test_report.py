@@ -1,9 +1,10 @@
 """The report: its figures are those of the commands, it opens offline in a real browser, and texts stay texts."""
 
 import argparse
+import itertools
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ from browser import VIEWS, open_view, opened, settle
 from divopd.cli import report
 from divopd.errors import InputError
 from divopd.metrics import batch_figures
+from divopd.records import Answers, encode_evaluation, encode_update
 from divopd.report.explanation import explain
 from divopd.report.fates import why
 from divopd.report.page import data, static, write_report
+from divopd.report.page.health import health
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
+from divopd.store import Store
 from divopd.store.views import FATES, StoreViews
+from doubles.small_records import make_evaluation_record
 from evil_runs import SCRIPT, TASK, make_evil_run
-from fake_runs import make_run
+from fake_runs import make_run, replace_record
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +141,6 @@ def test_rollouts_come_in_pages_of_any_order(folders: list[Path]) -> None:
 
 def test_a_run_without_an_update_and_one_without_evaluations_have_a_page(tmp_path: Path) -> None:
     """What is not there yet is empty, never an error."""
-    from divopd.store import Store
-
     (tmp_path / "new").mkdir()
     Store.create(tmp_path / "new" / "store.db").close()
     running = make_run(tmp_path / "running", rates=[None, None])
@@ -146,6 +149,65 @@ def test_a_run_without_an_update_and_one_without_evaluations_have_a_page(tmp_pat
     assert "error" in views["comparison"]
     assert views["run/new/updates"]["columns"] == {}
     assert len(views["run/running/updates"]["columns"]["update"]) == 3
+
+
+def test_columns_of_updates_are_those_of_the_records(folders: list[Path]) -> None:
+    """What the learner measured, what had been spent, and tokens of each role per second since the update before."""
+    with StoreViews.open(folders[1]) as store:
+        records, columns = store.update_records(), data.updates(store, after=-1, count=None)["columns"]
+        later = data.updates(store, after=4, count=None)["columns"]
+    assert columns["lr"] == [1e-3] * len(records)
+    assert columns["clipped_norm"] == [1.0] * len(records)
+    assert columns["memory_bytes"] == [10**9] * len(records)
+    assert columns["gap_mean"] == [2e-6] * len(records)
+    assert columns["pending"] == [record.queue.pending for record in records.values()]
+    trained = [record.spent.trained_tokens for record in records.values()]
+    assert columns["cost.trained_tokens"] == trained
+    assert columns["rate.learner"] == [None, *((b - a) / 10 for a, b in itertools.pairwise(trained))]
+    assert columns["rate.explorers"][1:] == [10.0] * (len(records) - 1)
+    assert later["rate.learner"] == columns["rate.learner"][5:]  # also where a page asks for the newest only
+
+
+def test_a_page_of_before_these_figures_opens(tmp_path: Path) -> None:
+    """Records of earlier versions have no answers, rates or memory: the rest is shown."""
+    run = make_run(tmp_path / "old")
+    with StoreViews.open(run) as store:
+        for update, record in store.update_records().items():
+            old = encode_update(record)
+            for name in ("clipped_norm", "lr", "memory_bytes"):
+                del old["learner"][name]
+            del old["pending"], old["invalid_by_reason"]
+            replace_record(run, "update", update, old)
+        for version, record in store.evaluations().items():
+            old = encode_evaluation(record)
+            del old["answers"]
+            replace_record(run, "evaluation", version, old)
+    write_report([run], tmp_path / "report.html")
+    views = embedded(tmp_path / "report.html")
+    assert set(views["run/old/updates"]["columns"]["lr"]) == {None}
+    assert {one["answers"] for one in views["run/old/learning"]["evaluations"]} == {None}
+    assert views["run/old/health"]["warnings"] == []
+
+
+def test_what_held_a_run_up_is_listed(tmp_path: Path) -> None:
+    """An absence with its end, one that did not end, and the stretches in which the learner starved."""
+    run = make_run(tmp_path / "run")
+    with Store.open(run) as store:
+        store.note("teacher_away", {"error": "refused", "update": 1})
+        store.note("teacher_back", {"away_s": 12.5, "update": 2})
+        store.note("teacher_away", {"error": "timed out"})  # as versions before wrote it
+        for update, record in store.update_records().items():
+            if update == 3:
+                replace_record(run, "update", 3, encode_update(replace(record, starved_s=0.0)))
+    with StoreViews.open(run) as store:
+        happened = health(store)["happened"]
+    starved = "the queue had no turn that could be trained"
+    assert happened == [
+        {"what": "teacher away", "first": 1, "last": 2, "seconds": 12.5, "why": "refused"},
+        {"what": "teacher away", "first": None, "last": None, "seconds": None, "why": "timed out"},
+        {"what": "starved", "first": 0, "last": 2, "seconds": 1.5, "why": starved},
+        {"what": "starved", "first": 4, "last": 5, "seconds": 1.0, "why": starved},
+    ]
 
 
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,9 +342,11 @@ def test_dead_rows_and_missed_targets_are_told(tmp_path: Path) -> None:
 def test_a_person_finds_the_way(page_file: Path) -> None:
     """Another axis, a sorted table, an explained batch, a rollout turn by turn, two runs: by mouse and by keyboard."""
     with opened(page_file.as_uri(), offline=True) as page:
-        page.get_by_role("button", name="trained tokens", exact=True).click()
+        figure = page.locator("figure[aria-label='Success rate']")
+        assert "trained tokens →" in figure.text_content()  # unless another axis is chosen
+        page.get_by_label("Over").select_option("learner_s")
         settle(page)
-        assert page.get_by_role("button", name="trained tokens", exact=True).get_attribute("aria-pressed") == "true"
+        assert "learner seconds →" in figure.text_content()
         page.get_by_role("button", name="peak").click()
         assert page.locator("table tbody th").first.text_content() == "divopd"
         page.get_by_role("button", name="peak").click()
@@ -347,3 +411,47 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
         assert page.locator(".turn h4").all_text_contents() == ["Turn 0", "Turn 2"]
         assert "1 turn before this one, no rows" in page.locator(".teacher-turns").text_content()
         assert page.locator("main img, main b, main script").count() == 0
+
+
+def pick(page: Any, label: str, value: str) -> None:
+    page.locator(f"select[data-key='picker/{label}']").select_option(value)
+    settle(page)
+
+
+@pytest.mark.browser
+def test_training_and_answers_are_seen_over_any_axis(tmp_path: Path) -> None:
+    """The axis and the lines stay with the views; seeds are a band with its runs; warnings stand above the curves."""
+    runs = [make_run(tmp_path / f"divopd-{seed}", seed=seed, rates=[10, 40 + seed]) for seed in range(2)]
+    silent = Answers(turns=10, tokens=50, longest=8, cut=2, without_action=6, invalid_actions=0)
+    spoken = replace(make_evaluation_record(3, success_rate=40.0), answers={"pick": silent, "heat": silent})
+    replace_record(runs[0], "evaluation", 3, encode_evaluation(spoken))
+    runs.append(make_run(tmp_path / "vanilla", method="vanilla", rates=[10, 20]))
+    write_report(runs, tmp_path / "report.html")
+    with opened((tmp_path / "report.html").as_uri(), offline=True) as page:
+        warnings = page.get_by_label("Warnings")
+        assert "60 % of the turns of the last evaluation did nothing" in warnings.text_content()
+        assert "divopd-0, update 2" in warnings.text_content()
+        curves = page.locator("figure[aria-label='Success rate']")
+        assert "divopd, 2 seeds" in curves.locator(".legend").text_content()
+        assert curves.locator("g[aria-label=area] path").count() == 1
+        pick(page, "Lines", "runs")
+        assert curves.locator("g[aria-label=area] path").count() == 0
+        pick(page, "Over", "generated_tokens")
+        open_view(page, "training")
+        figures = page.locator("figure")
+        assert figures.count() == 12
+        assert "explorer tokens →" in figures.first.text_content()
+        assert "divopd-1" in figures.first.locator(".legend").text_content()
+        pick(page, "Running mean", "1")
+        assert "Running mean of" not in figures.first.text_content()
+        open_view(page, "answers")
+        assert "60.0 %" in page.locator("tr", has_text="heat").text_content()
+        pick(page, "Range", "half")
+        pick(page, "Kind of task", "heat")
+        assert "heat only" in page.locator("figure").first.text_content()
+        open_view(page, "depth")
+        assert "rollouts that have it" in page.locator("table").first.text_content()
+        open_view(page, "cost")
+        page.get_by_role("button", name="teacher tokens", exact=True).click()
+        settle(page)
+        assert "Teacher tokens to each target" in page.locator("#content").text_content()

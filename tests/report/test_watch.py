@@ -22,6 +22,7 @@ from divopd.report.page import data
 from divopd.report.page.server import make_server
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
+from divopd.run.doing import Now, forget_now, write_now
 from divopd.store import Store
 from divopd.store.views import StoreViews
 from evil_runs import SCRIPT, make_evil_run
@@ -107,6 +108,39 @@ def test_news_tell_of_every_change(tmp_path: Path) -> None:
         seen.append(client.get("news"))
         assert [run["name"] for run in client.get("runs")["runs"]] == ["one", "two"]
         assert len({json.dumps(one) for one in seen}) == len(seen)
+    finally:
+        client.close()
+
+
+def test_news_tell_what_each_role_does(tmp_path: Path) -> None:
+    """In words, with how long ago it said so; a run that is over says nothing."""
+    run = make_run(tmp_path / "one")
+    client = Client(tmp_path)
+    try:
+        assert client.get("news")["doing"] == {"one": []}
+        write_now(run / "now", "evaluator", Now("evaluator", "evaluating version 0", 35, 140, at=time.time() - 90))
+        [said] = client.get("news")["doing"]["one"]
+        assert (said["process"], said["role"]) == ("evaluator", "evaluator")
+        assert said["sentence"] == "evaluating version 0: 35 of 140"
+        assert 90 <= said["ago_s"] < 3600
+    finally:
+        client.close()
+
+
+@pytest.mark.browser
+def test_a_live_page_says_what_each_role_does(tmp_path: Path) -> None:
+    """Above the view, without drawing it anew; gone when the run is over."""
+    run = make_run(tmp_path / "one")
+    write_now(run / "now", "evaluator", Now("evaluator", "evaluating version 0", 35, 140, at=time.time()))
+    write_now(run / "now", "explorer-1", Now("explorer", f"playing {SCRIPT}", 7, None, at=time.time()))
+    client = Client(tmp_path)
+    try:
+        with opened(client.address) as page:
+            now = page.get_by_label("What the roles do now")
+            assert "evaluator evaluating version 0: 35 of 140" in now.text_content()
+            assert f"explorer-1 playing {SCRIPT}, 7 so far" in now.text_content()
+            forget_now(run / "now")
+            now.wait_for(state="hidden")
     finally:
         client.close()
 

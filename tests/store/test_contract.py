@@ -326,7 +326,7 @@ def test_every_rollout_is_decided_once(store: AnyStore) -> None:
         for rollout in (make_rollout(f"e.{update}.{number}", version=update) for number in range(6))
         if any(candidate_of(turn, first_seen=0).reason is None for turn in rollout.turns)
     ]
-    used, unused, _ = (sum(counts) for counts in zip(*decided, strict=True))
+    used, unused, *_ = (sum(counts) for counts in zip(*decided, strict=True))
     assert (store.account().pending, store.account().queued) == (0, 0)
     assert used + unused == len(valid)
     assert used > 0
@@ -369,6 +369,19 @@ def test_an_update_drains_what_it_reads_and_is_not_stale(store: AnyStore) -> Non
     last = store.compose(composer, update=2, epoch=epoch)
     assert len(last.entry.stale) == 5  # the 2 that were pending, and 3 in the queue
     assert [store.decided(update).drained for update in range(3)] == [4, 2, 3]
+
+
+def test_an_update_leaves_turns_pending(store: AnyStore) -> None:
+    """What it read and neither selected nor let go; asked later, an update still says what it was then."""
+    composer = make_composer("vanilla-wide", batch_size=2, pool_multiplier=4, max_staleness=9, max_pending_age=1)
+    epoch = store.begin_learner()
+    store.put(make_rollout("a", version=0, turns=9))
+    left: list[int] = []
+    for update in range(4):
+        store.compose(composer, update=update, epoch=epoch)
+        left.append(store.decided(update).pending)
+    assert left == [6, 5, 1, 0]  # at update 2, 2 of the first 8 have been pending for too long
+    assert [store.decided(update).pending for update in range(4)] == left
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,8 @@ Under torchrun the same code runs on every rank with the same turns: FSDP2 shard
 share of the micro-batches, and the update is that of one rank, to rounding.
 """
 
+import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -54,6 +56,7 @@ class TorchLearner:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
+        self.updates = 0  # made so far, those before a resume included: the learning rate may depend on it
 
     def update(self, turns: Sequence[Turn], weights: Sequence[float] | None = None) -> UpdateFigures:
         """Train on one batch. An invalid turn is a dead row. If it raises, no weight has changed."""
@@ -61,11 +64,21 @@ class TorchLearner:
         norm = figures.gradient_norm
         if not isfinite(norm):
             raise DivopdError(f"the gradient's norm is {norm}, so no weight was changed; look at the batch's values")
-        clock = Clock(self.policy.device)
+        clock, lr = Clock(self.policy.device), self.optimization.lr_at(self.updates)
         with clock.stage("step"):
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.optimization.max_grad_norm, torch.tensor(norm))
+            clipped = self._norm()
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
             self.optimizer.step()
-        return replace(figures, seconds=figures.seconds | clock.seconds)
+        self.updates += 1
+        return replace(
+            figures,
+            clipped_norm=clipped,
+            lr=lr,
+            memory_bytes=most_memory(self.policy.device),
+            seconds=figures.seconds | clock.seconds,
+        )
 
     def weights(self) -> Weights:
         """The student's weights, gathered from all ranks; every rank calls it, the first has them whole."""
@@ -77,7 +90,9 @@ class TorchLearner:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Fill weights, optimizer and random state from a checkpoint; returns the state that was saved with them."""
-        return load_checkpoint(path, model=self.policy.model, optimizer=self.optimizer).state
+        loaded = load_checkpoint(path, model=self.policy.model, optimizer=self.optimizer)
+        self.updates = loaded.update + 1
+        return loaded.state
 
     def gradient(self, turns: Sequence[Turn], weights: Sequence[float] | None = None) -> UpdateFigures:
         """Leave the gradient of a batch's loss in the parameters, and change none of them."""
@@ -196,6 +211,14 @@ def shard(policy: TransformersPolicy) -> None:
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer)
     fully_shard(policy.scorer)
+
+
+def most_memory(device: torch.device) -> int:
+    """The most bytes that were held at once so far: on the GPU, or by this whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # of what the system counts in
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Clock:

@@ -1,7 +1,10 @@
 """How an update is made and which weights it changes, as settings: light, so that a configuration is read at once."""
 
 from dataclasses import dataclass
+from math import cos, pi
 from typing import Literal
+
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -10,6 +13,12 @@ class Optimization:
 
     lr: float = 1e-6
     """The learning rate of AdamW."""
+    warmup: int = 0
+    """Updates over which the learning rate rises to `lr` in equal steps."""
+    schedule: Schedule = "constant"
+    """After the warm-up it stays, or falls along a line or half a cosine, so that it would be 0 at update `updates`."""
+    updates: int = 250
+    """How many updates the run makes."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay of its two moments."""
     weight_decay: float = 0.01
@@ -24,6 +33,15 @@ class Optimization:
     """They are kept for the backward pass, or computed again there: time for memory."""
     compute: Literal["float32", "bfloat16"] = "float32"
     """The type of the products. Trained weights stay float32: a step of 1e-6 would be lost in bfloat16 ones."""
+
+    def lr_at(self, update: int) -> float:
+        """The learning rate of an update, counted from 0."""
+        if update < self.warmup:
+            return self.lr * (update + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.lr
+        progress = min(1.0, (update - self.warmup) / max(1, self.updates - self.warmup))
+        return self.lr * (1 - progress if self.schedule == "linear" else (1 + cos(pi * progress)) / 2)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from divopd.models.engine import StudentEngine
 from divopd.pipeline.rollouts import is_synced
 from divopd.pipeline.wishes import Stopped
 from divopd.run.checkpoints import read_weights
+from divopd.run.doing import silent
 from divopd.run.folder import RunFolder
 from divopd.store import Ledger, Queue
 
@@ -58,6 +59,7 @@ class Access:
     is_over: Callable[[], bool]
     folder: RunFolder | None = None
     rank: int = 0  # of a learner
+    doing: Callable[..., None] = silent  # hears what the role does now, see run/doing.py
 
     def __post_init__(self) -> None:
         torch.set_num_threads(self.config.threads)

@@ -105,6 +105,7 @@ class LiveWorld:
             if rows and now - start > limit_s:
                 break
             self.heed()
+            self.access.doing("learner", "waiting for a batch, turns", rows, size)
             time.sleep(POLL_S)
             before, now = now, time.monotonic()
             starved += 0.0 if rows else now - before
@@ -115,7 +116,7 @@ class LiveWorld:
 
     @contextmanager
     def updating(self, batch: JournaledBatch) -> Generator[None]:
-        del batch
+        self.access.doing("learner", "training update", batch.update, self.config.learner.updates)
         start = time.monotonic()
         yield
         self.learner_s += time.monotonic() - start

@@ -27,6 +27,7 @@ from divopd.pipeline.processes import REFUSED, LiveRun, kind_of
 from divopd.pipeline.roles import perform
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.run.checkpoints import read_weights
+from divopd.run.doing import Doing, Now, write_now
 from divopd.run.folder import RunFolder
 from divopd.store import Arrived, Decided, JournaledBatch, Store
 from divopd.turns import Rollout
@@ -48,7 +49,11 @@ class StoreActor:
     """Owns the store of a run. When it dies, Ray starts it again from the file."""
 
     def __init__(self, run: Path) -> None:
-        self._store = Store.open(run)
+        self._store, self._run = Store.open(run), RunFolder(run)
+
+    def hear(self, name: str, now: Now) -> None:
+        """What a role does now: the run's folder is here."""
+        write_now(self._run.now, name, now)
 
     def call(self, name: str, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A method of the store that RemoteStore has, and no other."""
@@ -226,6 +231,7 @@ class RoleActor:
             os.chdir(where)
         self._config, self._store, self._weights, self._run = config, RemoteStore(store), RemoteWeights(weights), run
         self._kind, self._number = kind_of(name)
+        self._heard, self._name = store, name
         self._stopping = False
 
     def perform(self) -> str | None:
@@ -236,6 +242,7 @@ class RoleActor:
             lambda: self._stopping,
             folder=RunFolder(self._run) if self._kind == "learner" else None,
             rank=self._number,
+            doing=Doing(lambda now: self._heard.hear.remote(self._name, now)),
         )
         return perform(access, self._kind)
 

@@ -13,6 +13,7 @@ from divopd.config import Config
 from divopd.errors import DivopdError
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observer
+from divopd.run.doing import forget_now
 from divopd.run.folder import RunFolder
 from divopd.store import StoreViews
 
@@ -83,6 +84,7 @@ class LiveRun:
                 self.wishes.check()  # a signal to all processes at once has ended the roles too early
             finally:
                 self._stop()
+                forget_now(self.folder.now)
                 news.tell()
 
     def _preflight(self) -> None:

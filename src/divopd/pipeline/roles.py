@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 
 from divopd.config import load_config
@@ -26,6 +27,7 @@ from divopd.pipeline.processes import REFUSED, kind_of
 from divopd.pipeline.rollouts import TrainingRollouts, has_room
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.wishes import Stopped
+from divopd.run.doing import Doing, write_now
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 from divopd.teacher import RETRY_S, Absence, score_rollouts
@@ -47,16 +49,20 @@ def explore(access: Access) -> None:
     )
     if rollouts.method.recovers:
         teachers = load_teachers(access.config).retrying(begins=lambda error: None, waits=access.check)
-    version = -1
+    version, ended = -1, 0
     while True:
         version = _follow(access, student, version)
         while not _has_room(access):
+            access.doing("explorer", "pausing: enough turns wait (explorer.max_backlog)")
             access.wait()
+        access.doing("explorer", f"playing rollouts with version {version}", ended)
         starts = _starts(access, rollouts, version)
         playing = rollouts.play_each(
             starts, version=version, student=student, teachers=teachers, heartbeat=access.check
         )
         for played in playing:
+            ended += 1
+            access.doing("explorer", f"playing rollouts with version {version}", ended)
             rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
             if rows is not None:
                 access.store.offer(rows, generated_tokens=played.generated_tokens)
@@ -87,15 +93,21 @@ def _follow(access: Access, student: StudentEngine, version: int) -> int:
                 return newest
         except CheckpointError:  # replaced by a newer version while it was read
             pass
+        access.doing("explorer", "waiting for weights")
         access.wait()
 
 
 def teach(access: Access) -> None:
     """Score what explorers have stored, newest first. While a teacher cannot be reached, its rollouts wait."""
     teachers = load_teachers(access.config)
-    absence = Absence(lambda error: access.store.note("teacher_away", {"error": str(error)}))
+    absence = Absence(
+        lambda error: access.store.note("teacher_away", {"error": str(error), "update": access.store.updates}),
+        lambda away_s: access.store.note("teacher_back", {"away_s": away_s, "update": access.store.updates}),
+    )
+    count = 0  # rollouts that were scored
     held = 0
     while True:
+        access.doing("teacher", "scoring rollouts" if not held else "waiting: a teacher is away", count)
         waiting = access.store.unscored(SCORED_AT_ONCE + min(held, HELD_AT_MOST))
         held, away = 0, None
         for teacher, share in teachers.shares(waiting):
@@ -107,6 +119,7 @@ def teach(access: Access) -> None:
             for rollout in scored:
                 access.check()
                 access.store.put(rollout)
+                count += 1
         if away is None:
             absence.ended()
         else:
@@ -121,7 +134,7 @@ def evaluate(access: Access) -> None:
     student = load_actor(access.config)
     vocabularies = Vocabularies(access.config)
     exam, forbidden = exam_of(access.config, vocabularies.student_codec()), vocabularies.forbidden
-    last = access.config.learner.updates
+    last, noted = access.config.learner.updates, False
 
     def recalled(sentence: str) -> None:
         access.store.note("evaluation_recalled", {"sentence": sentence})
@@ -132,11 +145,24 @@ def evaluate(access: Access) -> None:
         if not due:
             if last in done:
                 return
+            access.doing("evaluator", "waiting for the next version that is due")
             access.wait()
             continue
-        access.weights.load(due[0], student)
+        version = due[0]
+        access.weights.load(version, student)
         policy = Interruptible(student, access.check)
-        record = evaluate_version(access.config, exam, policy, version=due[0], forbidden=forbidden, recalled=recalled)
+        record = evaluate_version(
+            access.config,
+            exam,
+            policy,
+            version=version,
+            forbidden=forbidden,
+            recalled=recalled,
+            progress=partial(access.doing, "evaluator", f"evaluating version {version}"),
+        )
+        if not noted and (words := exam.words()):
+            access.store.note("evaluation_words", {"words": words})
+            noted = True
         access.store.record_evaluation(record)
 
 
@@ -189,7 +215,9 @@ def main(run: str, name: str, parent: str) -> int:
     kind, number = kind_of(name)
     with Store.open(folder.path) as store:
         config = load_config(folder.config)
-        refusal = perform(Access(config, store, WeightsFolder(folder), is_over, folder=folder, rank=number), kind)
+        doing = Doing(lambda now: write_now(folder.now, name, now))
+        access = Access(config, store, WeightsFolder(folder), is_over, folder=folder, rank=number, doing=doing)
+        refusal = perform(access, kind)
     if refusal is not None:
         print(refusal, file=sys.stderr)
         return REFUSED

@@ -37,6 +37,7 @@ from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.records import Clock, Observer
 from divopd.run.checkpoints import publish_weights, read_weights
+from divopd.run.doing import Doing, forget_now, silent, write_now
 from divopd.run.durable_folder import numbered_path
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch, Store
@@ -48,27 +49,23 @@ def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: W
     """Train a run of the virtual clock to its end, or go on with it."""
     torch.set_num_threads(config.threads)
     models = load_models(config)
-    learner = TorchLearner(models.student, config.learner)
+    learner, run = TorchLearner(models.student, config.learner), RunFolder(folder)
     with Store.open(folder) as store:
         _tell_records(store, observer)
         world = SimulatedWorld(
             config,
             store,
-            RunFolder(folder),
+            run,
             student=models.student,
             actor=load_student(config),  # explorers keep their weights while the learner changes its own
             teachers=models.teachers,
             observer=observer,
+            doing=Doing(lambda now: write_now(run.now, "run", now)),
         )
-        train(
-            config,
-            learner=learner,
-            ledger=store,
-            world=world,
-            run=RunFolder(folder),
-            observer=observer,
-            wishes=wishes,
-        )
+        try:
+            train(config, learner=learner, ledger=store, world=world, run=run, observer=observer, wishes=wishes)
+        finally:
+            forget_now(run.now)
 
 
 def _tell_records(store: Store, observer: Observer) -> None:
@@ -114,11 +111,12 @@ class SimulatedWorld:
         actor: TransformersPolicy,
         teachers: Teachers,
         observer: Observer,
+        doing: Callable[..., None] = silent,
     ) -> None:
         self.config, self.store, self.run, self.observer = config, store, run, observer
-        self.student, self.actor = student, actor
+        self.student, self.actor, self.doing = student, actor, doing
         # real time passes while a teacher is away, virtual time does not
-        self.teachers = teachers.retrying(begins=self._note_absence, waits=lambda: self.heed())
+        self.teachers = teachers.retrying(begins=self._note_absence, ends=self._note_return, waits=lambda: self.heed())
         vocabularies = Vocabularies(config)
         codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
         self.forbidden = vocabularies.forbidden
@@ -133,8 +131,11 @@ class SimulatedWorld:
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
 
     def _note_absence(self, error: TeacherAwayError) -> None:
-        self.store.note("teacher_away", {"error": str(error)})
+        self.store.note("teacher_away", {"error": str(error), "update": self.version})
         self.observer.told(f"a teacher is away, its rollouts wait: {error}")
+
+    def _note_return(self, away_s: float) -> None:
+        self.store.note("teacher_back", {"away_s": away_s, "update": self.version})
 
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
@@ -152,8 +153,16 @@ class SimulatedWorld:
             return
         policy = Interruptible(self.student, self.heed)
         record = evaluate_version(
-            self.config, self.exam, policy, version=version, forbidden=self.forbidden, recalled=self.observer.told
+            self.config,
+            self.exam,
+            policy,
+            version=version,
+            forbidden=self.forbidden,
+            recalled=self.observer.told,
+            progress=lambda done, of: self.doing("evaluator", f"evaluating version {version}", done, of),
         )
+        if (words := self.exam.words()) and not any(kind == "evaluation_words" for _, kind, _ in self.store.events()):
+            self.store.note("evaluation_words", {"words": words})
         if self.store.record_evaluation(record):
             self.observer.evaluated(record)
 
@@ -193,6 +202,7 @@ class SimulatedWorld:
         self._explore(until=began + costs.update_s + tokens * costs.trained_token_s)
         self.learner_s += self.elapsed_s - began
         self.heed()
+        self.doing("learner", "training update", batch.update, self.config.learner.updates)
         yield
 
     def state(self) -> dict[str, Any]:
@@ -300,6 +310,7 @@ class SimulatedWorld:
     def _make(self, numbers: range) -> list[Made]:
         """Play and score the rollouts of these numbers with the weights that explorers have."""
         version = self.acting_version
+        self.doing("explorer", f"playing rollouts with version {version}", numbers.start)
         playing = self.rollouts.play_each(
             [self.rollouts.start(number, version=version) for number in numbers],
             version=version,
@@ -309,6 +320,7 @@ class SimulatedWorld:
         )
         played = sorted(playing, key=lambda one: one.start.number)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
+        self.doing("teacher", f"scoring rollouts of version {version}", numbers.start)
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
         return [
             Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))

@@ -5,6 +5,7 @@ imports torch. A batch is journalled before it is trained. The checkpoint is the
 the newest one, and updates past it are served again from the journal, identical and in order.
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,6 +122,8 @@ def make_record(
             rollouts_used=decided.used,
             rollouts_unused=decided.unused,
             drained=decided.drained,
+            pending=decided.pending,
+            invalid_by_reason=_reasons(batch),
         ),
         spent=Spent(
             generated_tokens=arrived.generated_tokens,
@@ -130,6 +133,12 @@ def make_record(
             learner_s=world.learner_s,
         ),
     )
+
+
+def _reasons(batch: JournaledBatch) -> dict[str, int]:
+    """Why turns of this update were invalid: those that the gate dropped, and those that are dead rows."""
+    dropped = [reason for _, _, reason in batch.entry.invalid]
+    return dict(Counter([*dropped, *(row.reason for row in batch.candidates if row.reason is not None)]))
 
 
 class Checkpoints:

@@ -13,6 +13,8 @@ from divopd.report.seeds import Interval, interval_of, ratio_interval_of
 CURRENCIES = tuple(field.name for field in fields(Costs))
 TARGETS = (50, 60, 70)  # percent; fixed, because τ is vanilla's own peak, which only vanilla reaches for sure
 IGNORED_SETTINGS = ("method", "seed", "versions", "loggers", "evaluation.target")
+# settings that runs of before do not have, with what they mean there: a run that says so is no other run
+LATER_SETTINGS: dict[str, Any] = {"costs.jitter": 0.0, "learner.warmup": 0, "learner.schedule": "constant"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def different_settings(runs: Sequence[RunFigures]) -> list[str]:
 def flat_settings(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if f"{above}{key}" in IGNORED_SETTINGS:
+        if f"{above}{key}" in IGNORED_SETTINGS or LATER_SETTINGS.get(f"{above}{key}", ...) == value:
             continue
         flat |= flat_settings(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
     return flat

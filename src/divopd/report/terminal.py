@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from divopd.metrics import final_five, late_batch, peak
 from divopd.records import BatchFigures, EvaluationRecord, UpdateRecord
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
+from divopd.report.health import Evidence, warnings_of
 from divopd.report.printable import printable
 from divopd.report.run_tables import final_five_text, new_table, plain_console, quantity
 from divopd.report.runs import RunFigures, read_run
-from divopd.store import Store
+from divopd.report.unseen import unseen_words
+from divopd.store import StoreViews
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,6 +39,7 @@ class TerminalView:
         self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # when those updates were made, in real seconds
         self._evaluations: list[EvaluationRecord] = []
         self._expired = 0
+        self._warned: set[str] = set()  # names of checks
         self._last_report = monotonic()
         self._other_s = 0.0  # of the last update: what was not the learner's
         self._live: Any = None
@@ -70,10 +73,23 @@ class TerminalView:
         self._expired += record.queue.stale + record.queue.aged_out
         self._other_s = max(0.0, now - before - sum(_stages(record).values()))
         self._show(self._update_lines)
+        self._warn()
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._evaluations.append(record)
         self._show(self._evaluation_lines)
+        self._warn()
+
+    def _warn(self, *, unseen: Sequence[str] = (), looked_at: int = 0) -> None:
+        """Tell what is probably wrong, each thing once."""
+        config = self.config
+        evidence = Evidence(
+            list(self._updates), self._evaluations, config.composer, config.learner.beta, unseen, looked_at
+        )
+        for name, sentence in warnings_of(evidence).items():
+            if name not in self._warned:
+                self._warned.add(name)
+                self.console.print(f"warning: {sentence}", soft_wrap=True)
 
     def _show(self, lines: Callable[[], list[str]]) -> None:
         self._last_report = monotonic()
@@ -87,8 +103,10 @@ class TerminalView:
         """Print what the run came to, and where things lie."""
         run = read_run(folder)
         self.console.print(_summary_table(run))
-        with Store.open_read_only(folder) as store:
+        with StoreViews.open(folder) as store:
             rollout = store.journal(store.updates - 1).selected[0][0]
+            unseen, looked_at = unseen_words(store)
+        self._warn(unseen=unseen, looked_at=looked_at)
         place = shlex.quote(str(folder))
         for line in (
             f"run: {place}",

@@ -111,7 +111,7 @@ class Ledger(Evaluations, Protocol):
 
     def decided(self, update: int) -> Decided:
         """How many rollouts this update was the first to train, how many left with it without a trained turn, and how
-        many turns it drained from the queue into its pool."""
+        many turns it drained from the queue into its pool, and left there."""
         ...
 
     def acknowledge(self, update: int, *, epoch: int) -> None:

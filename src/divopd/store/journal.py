@@ -72,11 +72,13 @@ class Decided(NamedTuple):
 
     Only rollouts with a valid turn count, and only valid turns are trained ones; every rollout is decided once.
     `drained` are the turns that the update read into its pool; those that were stale when it came to them are not.
+    `pending` are those that it left there: read by it or earlier, and still not decided about.
     """
 
     used: int
     unused: int
     drained: int
+    pending: int
 
 
 @dataclass(frozen=True)

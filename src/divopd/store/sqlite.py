@@ -30,7 +30,7 @@ from divopd.store.journal import (
     to_json_bytes,
 )
 from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_teacher_turns, encode_turn
-from divopd.store.reader import BY_ARRIVAL, RecordKind, StoreReader, available, stored_turn
+from divopd.store.reader import BY_ARRIVAL, LAST, RecordKind, StoreReader, available, stored_turn
 from divopd.store.schema import connect, create_file, store_path
 from divopd.store.session import entry_digest, rollout_digest, seal
 from divopd.turns import Rollout, Turn, turn_from_json
@@ -297,7 +297,7 @@ class Store(StoreReader):
 
     def decided(self, update: int) -> Decided:
         """How many rollouts this update was the first to train, how many left with it without a trained turn, and how
-        many turns it drained from the queue into its pool."""
+        many turns it drained from the queue into its pool, and left there."""
         query = (
             "SELECT min(CASE t.fate WHEN 'trained' THEN t.fate_update END), max(t.fate_update IS NULL), "
             "max(t.fate_update) FROM rollouts r JOIN turns t ON t.rollout = r.number "
@@ -312,9 +312,14 @@ class Store(StoreReader):
                 "SELECT count(*) FROM turns WHERE arrival BETWEEN ? AND ? AND NOT (fate = 'stale' AND fate_update = ?)"
             )
             drained = self._one(read, before + 1, entry.watermark, update)
+            # what was read earlier has aged out: only the turns of a few updates need to be looked at
+            oldest = update - entry.settings.max_pending_age
+            above = self._one("SELECT watermark FROM updates WHERE number = ?", oldest - 1, default=0)
+            left = "SELECT count(*) FROM turns WHERE arrival BETWEEN ? AND ? AND coalesce(fate_update, ?) > ?"
+            pending = self._one(left, above + 1, entry.watermark, LAST, update)
         used = sum(first_trained == update for first_trained, _, _ in found)
         unused = sum(first is None and not left and last == update for first, left, last in found)
-        return Decided(used, unused, drained)
+        return Decided(used, unused, drained, pending)
 
     def note(self, kind: str, event: dict[str, Any]) -> None:
         """Append what happened (a start, a wait, a lost environment) to the log of the run."""

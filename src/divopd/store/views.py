@@ -1,5 +1,6 @@
 """Counts and pages over a whole store, each by one query: what a page can show of a run with very many turns."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -125,6 +126,11 @@ class StoreViews(StoreReader):
         with self.snapshot():
             return [RolloutTally(*row) for row in self._db.execute(query, (available_before,))]
 
+    def rollout_ids(self) -> list[str]:
+        """Every rollout that was put, in the order of arrival."""
+        with self.snapshot():
+            return [rollout for (rollout,) in self._db.execute("SELECT id FROM rollouts ORDER BY number")]
+
     def depth_tallies(self) -> list[DepthTally]:
         """Turns by their place in the rollout and their fate, the first turn first."""
         query = f"""SELECT turn, CASE WHEN {_DEAD} THEN 'dead' ELSE fate END AS shown, count(*), sum(reason IS NULL),
@@ -183,6 +189,26 @@ class StoreViews(StoreReader):
         with self.snapshot():
             found = dict(self._db.execute(query, (first, last)).fetchall())
         return {update: found.get(update, 0) for update in range(first, last + 1)}
+
+    def pending_counts(self) -> list[int]:
+        """How many turns each update left pending: read by it or earlier, and not decided about."""
+        change = [0] * (self.updates + 1)
+        with self.snapshot():
+            for sign, column in ((1, "first_seen"), (-1, "fate_update")):
+                query = f"SELECT {column}, count(*) FROM turns WHERE {column} IS NOT NULL GROUP BY {column}"
+                for update, turns in self._db.execute(query):
+                    change[update] += sign * turns
+        return list(accumulate(change[:-1]))
+
+    def invalid_counts(self, *, first: int, last: int) -> dict[int, dict[str, int]]:
+        """How many turns these updates, both included, found invalid, by reason: dropped by the gate, or dead rows."""
+        query = """SELECT fate_update, reason, count(*) FROM turns WHERE fate_update BETWEEN ? AND ?
+            AND (fate = 'invalid' OR fate = 'trained' AND reason IS NOT NULL) GROUP BY fate_update, reason"""
+        found: dict[int, dict[str, int]] = {update: {} for update in range(first, last + 1)}
+        with self.snapshot():
+            for update, reason, turns in self._db.execute(query, (first, last)):
+                found[update][reason] = turns
+        return found
 
     def watermarks(self) -> list[int]:
         """How far each update had read the queue."""

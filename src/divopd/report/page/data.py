@@ -20,7 +20,18 @@ from divopd.report.runs import costs_at, costs_by_version, ranks_of, stored_conf
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
-COUNTS = ("stale", "aged_out", "invalid", "queued", "turns_put", "rollouts_put", "drained")
+COUNTS = ("stale", "aged_out", "invalid", "queued", "pending", "turns_put", "rollouts_put", "drained")
+MEASURED = (  # by the learner, in one update
+    "loss",
+    "learner_kl_per_token",
+    "gradient_norm",
+    "clipped_norm",
+    "lr",
+    "memory_bytes",
+    "valid_tokens",
+)
+AXES = ("trained_tokens", "computed_tokens", "learner_s", "scored_tokens", "generated_tokens")
+ROLES = {"explorers": "generated_tokens", "teacher": "scored_tokens", "learner": "trained_tokens"}
 PRESSURE = ("load", "expiring_turns", "unused_rollouts", "waiting")
 MOST_TRAINED = 12  # trained turns of a rollout; the histogram puts what is above with it
 
@@ -97,13 +108,14 @@ def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
     config = stored_config(store.path.parent)
     # a run that is on its first update has a batch in its journal and no figures yet
     recorded = known if known or config else _recomputed(store, max(0, first - WINDOW), end - 1)
-    backlog = config.get("explorer", {}).get("max_backlog")
+    backlog, ranks = config.get("explorer", {}).get("max_backlog"), ranks_of(config)
     rows = []
     pressure = None
     for update in (number for number in recorded if number >= first):
         before = [recorded[number] for number in range(update - WINDOW, update + 1) if number in recorded]
         pressure = queue_pressure(before, settings, max_backlog=backlog)
-        rows.append(_row(recorded[update], {} if pressure is None else asdict(pressure)))
+        row = _row(recorded[update], {} if pressure is None else asdict(pressure))
+        rows.append(row | _learner_row(recorded[update], ranks=ranks) | _rates(recorded[update], before[:-1]))
     names = dict.fromkeys(name for row in rows for name in row)
     return {
         "columns": {name: [row.get(name) for row in rows] for name in names},
@@ -115,19 +127,42 @@ def updates(store: StoreViews, *, after: int, count: int | None) -> Json:
 
 
 def _row(record: UpdateRecord, pressure: Mapping[str, Any]) -> Json:
-    learner = record.learner
     return {
         "update": record.update,
         **asdict(record.batch),
         **{name: getattr(record.queue, name) for name in COUNTS},
         "waited_s": record.waited_s,
         "starved_s": record.starved_s,
-        "loss": learner.loss if learner else None,
-        "gradient_norm": learner.gradient_norm if learner else None,
         "elapsed_s": record.elapsed_s,
-        **{f"seconds.{stage}": spent for stage, spent in (learner.seconds if learner else {}).items()},
         **{f"pressure.{name}": pressure.get(name) for name in PRESSURE},
         "pressure.verdict": pressure.get("verdict"),
+    }
+
+
+def _learner_row(record: UpdateRecord, *, ranks: int) -> Json:
+    """What the learner measured, and what the run had cost when this update was made; nothing of a replay."""
+    learner, spent = record.learner, record.spent
+    if learner is None:
+        return dict.fromkeys((*MEASURED, "gap_mean", "gap_largest", *(f"cost.{name}" for name in AXES)))
+    gap = learner.logprob_gap
+    return {
+        **{name: getattr(learner, name) for name in MEASURED},
+        "gap_mean": gap.mean if gap else None,
+        "gap_largest": gap.largest if gap else None,
+        **{f"seconds.{stage}": seconds for stage, seconds in learner.seconds.items()},
+        **{f"cost.{name}": getattr(spent, name) for name in AXES},
+        "cost.learner_s": ranks * spent.learner_s,
+    }
+
+
+def _rates(record: UpdateRecord, before: list[UpdateRecord]) -> Json:
+    """Tokens of each role per second of the run, since the update before; its first one has none."""
+    seconds = record.elapsed_s - before[-1].elapsed_s if before else 0.0
+    if record.learner is None or seconds <= 0:
+        return dict.fromkeys(f"rate.{role}" for role in ROLES)
+    return {
+        f"rate.{role}": (getattr(record.spent, name) - getattr(before[-1].spent, name)) / seconds
+        for role, name in ROLES.items()
     }
 
 
@@ -135,7 +170,8 @@ def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, UpdateRec
     """What `divopd train` would have recorded of these updates, as far as a journal tells."""
     moments, rollouts, turns_put = _arrived(store)
     watermarks, exits = store.watermarks(), store.exits(first=first, last=last)
-    drained = store.drained(first=first, last=last)
+    drained, pending = store.drained(first=first, last=last), store.pending_counts()
+    reasons = store.invalid_counts(first=first, last=last)
     made: dict[int, UpdateRecord] = {}
     for update, shares in store.shares(first=first, last=last).items():
         place = bisect_right(moments, update)
@@ -149,6 +185,8 @@ def _recomputed(store: StoreViews, first: int, last: int) -> dict[int, UpdateRec
             rollouts_used=0,
             rollouts_unused=0,
             drained=drained[update],
+            pending=pending[update],
+            invalid_by_reason=reasons[update],
         )
         made[update] = UpdateRecord(
             update=update,

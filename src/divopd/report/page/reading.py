@@ -6,7 +6,7 @@ from typing import Any
 from divopd.errors import StoreError
 from divopd.prompts.style import PromptStyle
 from divopd.report.fates import why
-from divopd.report.page.words import Words
+from divopd.report.words import Words
 from divopd.store.journal import StoredTurn
 from divopd.store.views import StoreViews
 from divopd.turns import Turn

@@ -17,10 +17,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from divopd.errors import DivopdError, InputError
 from divopd.loopback import Handler, Server, listen, serve_until_interrupted
 from divopd.report.page import data
+from divopd.report.page.health import health
 from divopd.report.page.reading import read_rollout
 from divopd.report.page.static import comparison, render, style_of
-from divopd.report.page.words import Words, words_of
 from divopd.report.runs import RunFigures, named_runs, read_run, run_folders, stored_config
+from divopd.report.words import Words, words_of
+from divopd.run.doing import read_now
+from divopd.run.folder import RunFolder
 from divopd.store.views import Cursor, StoreViews
 
 UPDATES_AT_ONCE = 400  # in one answer; the page asks on
@@ -70,7 +73,11 @@ def answer(runs: Runs, parts: list[str], query: Query) -> Json:
     """The data of one view; a DivopdError if there is no such thing."""
     match parts:
         case ["news"]:
-            return {"cursors": {name: _state_of(folder) for name, folder in runs.found().items()}}
+            found = runs.found()
+            return {
+                "cursors": {name: _state_of(folder) for name, folder in found.items()},
+                "doing": {name: _doing(folder) for name, folder in found.items()},
+            }
         case ["runs"]:
             return {"runs": [_summary(runs, name, folder) for name, folder in runs.found().items()]}
         case ["comparison"]:
@@ -94,6 +101,8 @@ def _made(store: StoreViews, parts: list[str], query: Query) -> Json:
             return data.learning(store)
         case ["updates"]:
             return data.updates(store, after=_number(query, "after", -1), count=UPDATES_AT_ONCE)
+        case ["health"]:
+            return health(store)
         case ["flow"]:
             return data.flow(store)
         case ["experience"]:
@@ -144,6 +153,15 @@ def _state_of(folder: Path) -> Cursor | str:
             return store.cursor()
     except DivopdError as error:
         return str(error)
+
+
+def _doing(folder: Path) -> list[Json]:
+    """What every process of a run does now, and how many seconds ago it said so."""
+    said = read_now(RunFolder(folder).now)
+    return [
+        {"process": name, "role": now.role, "sentence": now.sentence, "ago_s": max(0.0, time.time() - now.at)}
+        for name, now in said.items()
+    ]
 
 
 def _summary(runs: Runs, name: str, folder: Path) -> Json:

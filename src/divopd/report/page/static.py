@@ -11,10 +11,11 @@ from typing import Any
 from divopd.errors import DivopdError, InputError
 from divopd.prompts.style import PromptStyle
 from divopd.report.page import data
+from divopd.report.page.health import health
 from divopd.report.page.reading import read_rollout
-from divopd.report.page.words import words_of
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import RunFigures, named_runs, read_run, stored_config
+from divopd.report.words import words_of
 from divopd.store.views import StoreViews
 
 ASSETS = Path(__file__).parent / "assets"
@@ -27,6 +28,7 @@ SCRIPTS = (
     "figures.js",
     "tables.js",
     "learning.js",
+    "training.js",
     "batches.js",
     "turns.js",
     "queue.js",
@@ -103,6 +105,7 @@ def _of_run(store: StoreViews, *, share: int) -> dict[str, Any]:
     return {
         "learning": data.learning(store),
         "updates": data.updates(store, after=-1, count=None),
+        "health": health(store),
         "flow": data.flow(store),
         "experience": data.experience(store),
         "depths": data.depths(store),

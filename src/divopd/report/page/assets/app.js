@@ -10,6 +10,7 @@ const heading = el("h1", { tabindex: "-1" });
 const about = el("p", { class: "about" });
 const chips = el("div", { class: "chips", role: "group", "aria-label": "Runs" });
 const banner = el("div", { class: "banner", role: "alert", hidden: true });
+const now = el("div", { class: "now", "aria-label": "What the roles do now", hidden: true });
 const status = el("p", { class: "live", role: "status" });
 
 let runs = [];
@@ -31,6 +32,7 @@ function addressOf(view, choices) {
 function makeContext({ view, choices }) {
   const hidden = new Set(choices.getAll("hide"));
   const asked = choices.has("hide");
+  const [axis, range] = [choices.get("x"), choices.get("range")];
   const shown = runs.filter((run, place) => !hidden.has(run.name) && (asked || place < MOST_SHOWN));
   const colours = runColours(runs);
   const changed = (changes) => {
@@ -39,22 +41,36 @@ function makeContext({ view, choices }) {
     for (const [key, value] of [...next]) if (value === "" && key !== "hide") next.delete(key);
     return next;
   };
+  const groups = groupsOf(shown);
+  const banded = (choices.get("lines") ?? (groups.some((group) => group.runs.length > 1) ? "methods" : "runs")) === "methods";
+  const together = new Map(groups.flatMap((group) => group.runs.map((run) => [run.name, colours.get(group.runs[0].name)])));
   return {
+    axis: axis in AXES ? axis : Object.keys(AXES)[0], range: range in RANGES ? range : "all",
+    smooth: Number(choices.get("smooth") in SMOOTHINGS ? choices.get("smooth") : 5),
+    groups, banded, lineColours: banded ? together : new Map(shown.map((run) => [run.name, colours.get(run.name)])),
+    lineLegend: banded ? groups.map((group) => [group.label, colours.get(group.runs[0].name)]) : shown.map((run) => [run.name, colours.get(run.name)]),
     runs, shown, colours: new Map(shown.map((run) => [run.name, colours.get(run.name)])), allColours: colours,
     legend: shown.map((run) => [run.name, colours.get(run.name)]),
     choice: (key, usual) => choices.get(key) ?? usual,
     choose: (key, value) => { location.hash = addressOf(view, changed({ [key]: value })); },
     chooseAll: (changes) => { location.hash = addressOf(view, changed(changes)); },
     address: (to, changes) => {
-      const kept = new URLSearchParams(choices.getAll("hide").map((name) => ["hide", name]));
+      const kept = keptChoices(choices);
       for (const [key, value] of Object.entries(changes)) if (value !== "") kept.set(key, value);
       return addressOf(to, kept);
     },
   };
 }
 
+// What stays when another view is opened: the runs, and how lines are drawn.
+const KEPT = ["hide", "x", "smooth", "range", "lines"];
+
+function keptChoices(choices) {
+  return new URLSearchParams(KEPT.flatMap((key) => choices.getAll(key).map((value) => [key, value])));
+}
+
 function drawNav(at) {
-  const kept = new URLSearchParams(at.choices.getAll("hide").map((name) => ["hide", name]));
+  const kept = keptChoices(at.choices);
   const links = Object.entries(views).map(([name, view]) =>
     el("li", {}, el("a", { href: addressOf(name, kept), "aria-current": name === at.view ? "page" : null, "data-key": `nav/${name}` }, view.short || view.title)));
   const chosen = document.documentElement.dataset.theme || "auto";
@@ -143,7 +159,9 @@ let lastNews = null;
 
 async function poll() {
   try {
-    const news = JSON.stringify((await server.get("news")).cursors);
+    const { cursors, doing } = await server.get("news");
+    const news = JSON.stringify(cursors);
+    drawNow(doing);
     banner.hidden = true;
     status.className = "live on";
     status.textContent = "live";
@@ -161,8 +179,17 @@ async function poll() {
   setTimeout(poll, POLL_MS);
 }
 
+// What every process does at this moment; a run that is over says nothing.
+function drawNow(doing) {
+  const busy = Object.entries(doing).filter(([, said]) => said.length);
+  now.hidden = !busy.length;
+  now.replaceChildren(...busy.map(([run, said]) => el("p", {}, el("strong", {}, visible(busy.length > 1 || runs.length > 1 ? `${run} now: ` : "Now: ")),
+    said.map(({ process, role, sentence, ago_s: ago }) => el("span", { class: ago > 60 ? "doing silent" : "doing" },
+      el("b", {}, visible(process === "run" || process.startsWith(role) ? (process === "run" ? role : process) : `${process} (${role})`)), ` ${visible(sentence)}`, ago > 10 ? el("span", { class: "small" }, ` (${show.seconds(Math.round(ago))} ago)`) : null)))));
+}
+
 async function begin() {
-  main.replaceChildren(banner, el("header", { class: "top" }, el("div", {}, heading, about), chips), content);
+  main.replaceChildren(banner, el("header", { class: "top" }, el("div", {}, heading, about), chips), now, content);
   addEventListener("hashchange", draw);
   darkness.addEventListener("change", draw);
   if (source.live) {

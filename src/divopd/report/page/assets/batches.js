@@ -25,13 +25,13 @@ views.batches = {
   },
   render(context, made) {
     const { first, last, longest, batches, updates, explained, name, update } = made;
-    const rows = context.shown.flatMap((run, place) => rowsOf(updates[place].columns).map((row) => ({ run: run.name, ...row })));
     return [
       pager("batches", first, BATCHES_SHOWN, longest, (place) => context.choose("first", String(Math.max(0, Math.min(last, place))))),
       ...context.shown.map((run, place) => anatomy(context, run, batches[place].batches, { first, chosen: name === run.name ? update : null })),
       el("p", { class: "note" }, el("span", { class: "hatch", "aria-hidden": "true" }), " dead rows. Colours only tell neighbours apart: the same colour in two columns is not the same rollout. Press a column to see why it is as it is."),
       explained ? explanation(context, name, explained) : null,
-      el("div", { class: "grid" }, COMPOSITION.map(([key, title, note, of, format]) => compositionFigure(context, rows, { key, title, note, of, format }))),
+      lineControls(context),
+      el("div", { class: "grid" }, COMPOSITION.map(([key, title, note, of, format]) => updateFigure(context, updates, { title, note, name: key, of: (row) => of(row[key]), format, height: 190 }))),
     ];
   },
 };
@@ -97,18 +97,6 @@ function column(batch, { x, y, chosen, open }) {
   if (dead) stretch(dead, grey, `update ${batch.update}: ${plural(dead, "dead row")}`);
   group.prepend(el("svg:rect", { class: "halo", x: x(batch.update) - 2, width: x.bandwidth() + 4, y: y(filled) - 2, height: y(0) - y(filled) + 4, rx: 3 }));
   return group;
-}
-
-function compositionFigure(context, rows, { key, title, note, of, format }) {
-  const drawn = d3.groups(rows, (row) => row.run).flatMap(([run, own]) => {
-    const values = smoothed(own.map((row) => of(row[key])));
-    return own.map((row, place) => ({ run, x: row.update, y: values[place], exact: of(row[key]) }));
-  });
-  return figure({
-    title, note: `${note}. Running mean of 5 updates.`, name: key, height: 190, legend: context.legend,
-    rows: rows.map((row) => ({ run: row.run, update: row.update, [key]: row[key] })),
-    draw: (width, height) => lines(width, height, { rows: drawn, colours: context.colours, x: "update →", y: null, tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${format(row.exact)}\nmean of 5: ${format(row.y)}` }),
-  });
 }
 
 function rolloutLink(context, run, rollout) {

@@ -39,13 +39,14 @@ views.diff = {
     const both = [a, b];
     const colours = new Map(both.map((run) => [run.name, context.colours.get(run.name)]));
     const legend = both.map((run, place) => [`${"AB"[place]}: ${run.name}`, colours.get(run.name)]);
-    const rates = both.flatMap((run, place) => curves[place].evaluations.map((one) => ({ run: run.name, x: one.version, y: one.success_rate })));
-    const effective = both.flatMap((run, place) => { const own = rowsOf(updates[place].columns); const values = smoothed(own.map((row) => row.effective_rollouts)); return own.map((row, number) => ({ run: run.name, x: row.update, y: values[number] })); });
+    const pair = { ...context, shown: both, colours, groups: groupsOf(both), banded: false, lineColours: colours, lineLegend: legend };
+    const rates = both.flatMap((run, place) => inRange(pair, curves[place].evaluations.map((one) => ({ run: run.name, x: one[pair.axis], y: one.success_rate, update: one.version }))));
     return [
       controls,
+      lineControls(pair, { seeds: false }),
       el("div", { class: "grid wide" },
-        figure({ title: "Success rate", note: "Percent, over updates.", name: "diff-success", rows: rates, legend, height: 240, draw: (width, height) => lines(width, height, { rows: rates, colours, x: "update →", y: "↑ %", dots: true, tip: (row) => `${visible(row.run)}\nversion ${row.x}: ${show.rate(row.y)}` }) }),
-        figure({ title: "Effective rollouts of a batch", note: "Running mean of 5 updates.", name: "diff-effective", rows: effective, legend, height: 240, draw: (width, height) => lines(width, height, { rows: effective, colours, x: "update →", y: null, tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${show.fixed(row.y, 1)}` }) })),
+        figure({ title: "Success rate", note: `Percent, over ${AXES[pair.axis]}.`, name: "diff-success", rows: rates, legend, height: 240, draw: (width, height) => runLines(width, height, { rows: rates, context: pair, x: `${AXES[pair.axis]} →`, y: "↑ %", dots: true, tip: (row) => `${visible(row.run)}\nversion ${row.update}: ${show.rate(row.y)}` }) }),
+        updateFigure(pair, updates, { title: "Effective rollouts of a batch", note: "1 / Σ p², p = a rollout's share of the batch's tokens", name: "diff-effective", height: 240, of: (row) => row.effective_rollouts, format: (v) => show.fixed(v, 1) })),
       measuresCard(both, comparison, flows),
       settingsCard(a, b),
     ];
@@ -60,12 +61,12 @@ function measuresCard(both, comparison, flows) {
   const target = comparison.target;
   const addCost = (name, [x, y], goal) => {
     const format = (value) => (value === null ? MISSED : name.endsWith("_s") ? show.seconds(value) : show.quantity(value));
-    rows.push({ measure: `${CURRENCIES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: "" });
+    rows.push({ measure: `${AXES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: "" });
   };
   for (const [place, other] of (comparison.targets || []).entries()) {
     if (other !== target) addCost("trained_tokens", comparison.standings.map(({ to_targets: all }) => all[place].costs && all[place].costs.trained_tokens), `${other} %`);
   }
-  for (const name of target > 0 ? Object.keys(CURRENCIES).slice(1) : []) {
+  for (const name of target > 0 ? COSTS : []) {
     addCost(name, comparison.standings.map(({ costs_to_target: costs }) => costs && costs[name]), `${target} % (τ)`);
   }
   for (const fate of FATES) {

@@ -1,29 +1,29 @@
 "use strict";
 // Learning curves, the standing of every run, and what it cost to reach a target.
 
-const CURRENCIES = {
-  version: "updates",
-  trained_tokens: "trained tokens",
-  computed_tokens: "computed tokens",
-  learner_s: "learner seconds",
-  elapsed_s: "run seconds",
-  scored_tokens: "teacher tokens",
-  generated_tokens: "explorer tokens",
-};
-
 const MISSED = "not reached";
+const COSTS = Object.keys(AXES).filter((name) => name !== "version");
 
-function segmented(label, options, chosen, onchoose) {
-  return el("div", { class: "segments", role: "group", "aria-label": label },
-    Object.entries(options).map(([key, text]) =>
-      el("button", { type: "button", "aria-pressed": String(key === chosen), "data-key": `${label}/${key}`, onclick: () => onchoose(key) }, text)));
+// What is probably wrong with the runs that are shown, with what to do about it.
+function warningsCard(context, healths) {
+  const told = context.shown.flatMap((run, place) => healths[place].warnings.map((one) => ({ run: run.name, ...one })));
+  if (!told.length) return null;
+  const when = ({ first, last }) => (last < 0 ? "" : first === last ? `, update ${first}` : `, updates ${first} – ${last}`);
+  const listed = (some) => el("ul", {}, d3.groups(some, (one) => one.name).map(([name, own]) => el("li", {},
+    el("span", {}, el("strong", {}, `${name[0].toUpperCase()}${name.slice(1)}: `), visible(own[0].sentence), "."),
+    el("span", { class: "runs" }, own.map((one) => el("span", {}, dot(context.colours.get(one.run)), visible(`${one.run}${when(one)}`)))))));
+  const [now, past] = [told.filter((one) => one.now), told.filter((one) => !one.now)];
+  return el("section", { class: "card warnings", "aria-label": "Warnings" }, el("header", {}, el("h3", {}, now.length ? "Warnings" : "No warning holds now")),
+    now.length ? listed(now) : null,
+    past.length ? el("details", {}, el("summary", {}, `${plural(d3.groups(past, (one) => one.name).length, "warning")} that held earlier`), listed(past)) : null);
 }
 
 async function loadLearning(context) {
   const curves = await Promise.all(context.shown.map((run) => source.get("run", run.name, "learning")));
   const pressures = await Promise.all(context.shown.map((run) => source.updates(run.name)));
   const comparison = await source.get("comparison").catch((error) => ({ error: error.message }));
-  return { curves, pressures, comparison };
+  const healths = await Promise.all(context.shown.map((run) => source.get("run", run.name, "health")));
+  return { curves, pressures, comparison, healths };
 }
 
 function standingOf(comparison, run) {
@@ -62,22 +62,23 @@ views.learning = {
   title: "Learning",
   about: "Success rate of the student over what it cost, one line a run.",
   load: loadLearning,
-  render(context, { curves, pressures, comparison }) {
-    const by = context.choice("x", "version");
-    const rows = context.shown.flatMap((run, place) => curves[place].evaluations.map((one) => ({
-      run: run.name, x: one[by], y: one.success_rate, version: one.version, tasks: one.tasks,
-      ...Object.fromEntries(Object.keys(CURRENCIES).filter((name) => name !== "version").map((name) => [name, one[name]])),
-    })));
+  render(context, { curves, pressures, comparison, healths }) {
+    const by = context.axis;
+    const rows = context.shown.flatMap((run, place) => inRange(context, curves[place].evaluations.map((one) => ({
+      run: run.name, x: one[by], y: one.success_rate, update: one.version, tasks: one.tasks,
+      ...Object.fromEntries(COSTS.map((name) => [name, one[name]])),
+    }))));
     const target = comparison.target;
-    const tip = (row) => `${visible(row.run)}\n${show.rate(row.y)} of ${row.tasks} tasks\nversion ${row.version}\n${show.quantity(row.trained_tokens)} trained tokens, ${show.seconds(row.elapsed_s)}`;
+    const tip = (row) => `${visible(row.run)}\n${show.rate(row.y)} of ${row.tasks} tasks\nversion ${row.update}\n${show.quantity(row.trained_tokens)} trained tokens, ${show.seconds(row.elapsed_s)}`;
     const goal = target > 0 ? [Plot.ruleY([target], { stroke: "currentColor", strokeDasharray: "4 4", strokeOpacity: 0.6 }),
       Plot.text([target], { y: (value) => value, text: (value) => `τ = ${value} %`, frameAnchor: "right", dx: -2, dy: -7, textAnchor: "end", fill: "currentColor", fillOpacity: 0.75 })] : [];
     return [
-      segmented("Horizontal axis", CURRENCIES, by, (key) => context.choose("x", key)),
+      warningsCard(context, healths),
+      lineControls(context, { smooth: false }),
       figure({
-        title: "Success rate", name: "learning-curves", rows, height: 300, legend: context.legend,
-        note: `Fixed evaluation tasks, in percent, over ${CURRENCIES[by]}. An evaluation costs what its version had cost.`,
-        draw: (width, height) => lines(width, height, { rows, colours: context.colours, x: `${CURRENCIES[by]} →`, y: "↑ success rate (%)", marks: goal, dots: true, tip }),
+        title: "Success rate", name: "learning-curves", rows, height: 300, legend: context.lineLegend,
+        note: `Fixed evaluation tasks, in percent, over ${AXES[by]}. An evaluation costs what its version had cost.${context.banded ? " Thick: the mean of a method's seeds. Band: from the lowest to the highest of them." : ""}`,
+        draw: (width, height) => runLines(width, height, { rows, context, x: `${AXES[by]} →`, y: "↑ success rate (%)", marks: goal, dots: true, tip }),
       }),
       el("div", { class: "cards" }, context.shown.map((run, place) => runCard(run, { comparison, pressure: pressures[place].pressure, colour: context.colours.get(run.name) }))),
       kindsFigure(context, curves),
@@ -187,9 +188,11 @@ views.cost = {
     const goals = Object.fromEntries(comparison.targets.map((target) => [String(target), `${target} %${target === comparison.target ? " (τ)" : ""}`]));
     const wanted = context.choice("target", String(comparison.target));
     const chosen = wanted in goals ? wanted : Object.keys(goals)[0];
+    const currency = COSTS.includes(context.choice("in", "")) ? context.choice("in", "") : "trained_tokens";
     const rows = standings.map((row) => ({ run: row.run, peak: row.peak, ...row.to_targets.find((one) => String(one.target) === chosen) }));
     return [
-      targetsCard(context, comparison, standings, goals),
+      segmented("Currency", Object.fromEntries(COSTS.map((name) => [name, AXES[name]])), currency, (key) => context.choose("in", key)),
+      targetsCard(context, comparison, standings, goals, currency),
       segmented("Target", goals, chosen, (key) => context.choose("target", key)),
       costCard(context, rows, goals[chosen]),
       ratiosFigure(context, rows, goals[chosen]),
@@ -198,38 +201,37 @@ views.cost = {
   },
 };
 
-function targetsCard(context, comparison, standings, goals) {
+function targetsCard(context, comparison, standings, goals, currency) {
   const columns = [
     { key: "run", label: "run", text: true, node: runCell(context) },
     { key: "nauc", label: `nAUC@${comparison.budget}`, unit: "%", format: (v) => show.fixed(v, 1), title: "area under the curve up to the smallest last evaluated version; runs of divopd-focus do not count for it" },
     ...Object.values(goals).map((label, place) => ({
-      key: label, label, value: (row) => row.to_targets[place].costs && row.to_targets[place].costs.trained_tokens,
-      node: (row) => costCell(row.to_targets[place], "trained_tokens"),
+      key: label, label, value: (row) => row.to_targets[place].costs && row.to_targets[place].costs[currency],
+      node: (row) => costCell(row.to_targets[place], currency),
     })),
   ];
   const tau = comparison.target > 0 ? ` τ = ${comparison.target} %, ${comparison.target_origin}: a run that peaks a little lower does not reach it.` : "";
-  return card("Trained tokens to each target, and the area under the curve",
-    visible(`×: tokens of ${comparison.reference} by tokens of the run; above 1 favours the run.${tau}`), sortableTable({ columns, rows: standings, caption: "Trained tokens to each target" }));
+  const cost = AXES[currency];
+  return card(`${cost[0].toUpperCase()}${cost.slice(1)} to each target, and the area under the curve`,
+    visible(`×: ${cost} of ${comparison.reference} by ${cost} of the run; above 1 favours the run.${tau}`), sortableTable({ columns, rows: standings, caption: `${cost} to each target` }));
 }
-
-const COSTS = Object.keys(CURRENCIES).filter((name) => name !== "version");
 
 function costCard(context, rows, goal) {
   const columns = [
     { key: "run", label: "run", text: true, node: runCell(context) },
     { key: "version", label: "update", format: (v) => (v === null ? MISSED : show.whole(v)) },
-    ...COSTS.map((name) => ({ key: name, label: CURRENCIES[name], value: (row) => row.costs && row.costs[name], node: (row) => (row.costs ? costCell(row, name) : NONE) })),
+    ...COSTS.map((name) => ({ key: name, label: AXES[name], value: (row) => row.costs && row.costs[name], node: (row) => (row.costs ? costCell(row, name) : NONE) })),
   ];
   return card(`Cost of the first evaluation at or above ${goal}`, "×: cost of the reference divided by the cost of the run; above 1 favours the run.", sortableTable({ columns, rows, caption: "Cost to the target" }));
 }
 
 function ratiosFigure(context, standings, goal) {
-  const rows = standings.flatMap((row) => COSTS.filter((name) => row.ratios[name]).map((name) => ({ run: row.run, currency: CURRENCIES[name], ratio: row.ratios[name], cost: row.costs[name] })));
+  const rows = standings.flatMap((row) => COSTS.filter((name) => row.ratios[name]).map((name) => ({ run: row.run, currency: AXES[name], ratio: row.ratios[name], cost: row.costs[name] })));
   return figure({
     title: `Cost of the reference ÷ cost of the run, to ${goal}`, note: "Above 1 (to the right) the run was cheaper.", name: "cost-ratios", rows, legend: context.legend, height: 70 + 34 * COSTS.length,
     draw: (width, height) => chart(width, height, {
       marginLeft: 124,
-      x: { label: "ratio →", grid: true, zero: true }, y: { label: null, domain: COSTS.map((name) => CURRENCIES[name]) },
+      x: { label: "ratio →", grid: true, zero: true }, y: { label: null, domain: COSTS.map((name) => AXES[name]) },
       color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
       marks: [Plot.ruleX([1], { strokeDasharray: "4 4" }), Plot.dot(rows, { x: "ratio", y: "currency", fill: "run", r: 6 }),
         Plot.tip(rows, Plot.pointer({ x: "ratio", y: "currency", title: (row) => `${visible(row.run)}\n${row.currency}: ${show.times(row.ratio)}` }))],

@@ -4,28 +4,46 @@
 views.queue = {
   title: "Queue pressure",
   about: "Whether turns arrive faster than they are trained, what expires, and what to do about it. Over the last 20 updates each.",
-  load: (context) => Promise.all(context.shown.map((run) => source.updates(run.name))),
-  render(context, made) {
-    const rows = context.shown.flatMap((run, place) => rowsOf(made[place].columns).map((row) => ({ run: run.name, ...row })));
+  async load(context) {
+    return {
+      made: await Promise.all(context.shown.map((run) => source.updates(run.name))),
+      healths: await Promise.all(context.shown.map((run) => source.get("run", run.name, "health"))),
+    };
+  },
+  render(context, { made, healths }) {
     const measures = [
       ["pressure.load", "Load", "Turns that could be trained and arrive, for each one that is trained; 1 is balance", (v) => v, (v) => show.times(v), [1]],
       ["queued", "Turns waiting in the queue", "Not read by any update yet", (v) => v, (v) => plural(v, "turn"), []],
+      ["pending", "Turns pending in the pool", "Read and valid, and not selected yet: what a composer could still choose", (v) => v, (v) => plural(v, "turn"), []],
       ["pressure.expiring_turns", "Turns that expire (%)", "Stale or aged out, of those that left the queue", (v) => 100 * v, (v) => show.rate(v), []],
       ["pressure.unused_rollouts", "Rollouts that expire unused (%)", "Of those that arrive, at least so many will never give a trained turn", (v) => 100 * v, (v) => show.rate(v), []],
       ["pressure.waiting", "Learner waits (% of its time)", "For a full batch", (v) => 100 * v, (v) => show.rate(v), []],
     ];
     return [
       el("div", { class: "cards" }, context.shown.map((run, place) => verdictCard(context, run, made[place].pressure))),
-      el("div", { class: "grid" }, measures.map(([key, title, note, of, format, rules]) => {
-        const drawn = rows.filter((row) => row[key] !== null && row[key] !== undefined).map((row) => ({ run: row.run, x: row.update, y: of(row[key]) }));
-        return figure({
-          title, note: `${note}.`, name: key.replace("pressure.", ""), height: 200, legend: context.legend, rows: drawn.map(({ run, x, y }) => ({ run, update: x, value: y })),
-          draw: (width, height) => lines(width, height, { rows: drawn, colours: context.colours, x: "update →", y: null, marks: [Plot.ruleY(rules, { strokeDasharray: "4 4" })], tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${format(row.y)}` }),
-        });
-      })),
+      lineControls(context),
+      el("div", { class: "grid" }, measures.map(([key, title, note, of, format, rules]) => updateFigure(context, made, {
+        title, note, name: key.replace("pressure.", ""), format, marks: [Plot.ruleY(rules, { strokeDasharray: "4 4" })],
+        of: (row) => (row[key] === null || row[key] === undefined ? null : of(row[key])),
+      }))),
+      happenedCard(context, healths),
     ];
   },
 };
+
+// What held a run up: a teacher that could not be reached, and waits in which there was nothing to train.
+function happenedCard(context, healths) {
+  const rows = context.shown.flatMap((run, place) => healths[place].happened.map((one) => ({ run: run.name, clock: run.clock, ...one })));
+  const columns = [
+    { key: "run", label: "run", text: true, node: runCell(context) },
+    { key: "what", label: "what", text: true },
+    { key: "first", label: "at update", format: (v, row) => (v === null ? NONE : row.last === null || row.last === v ? show.whole(v) : `${show.whole(v)} – ${show.whole(row.last)}`) },
+    { key: "seconds", label: "seconds", format: (v, row) => (v === null ? (row.what === "starved" ? NONE : "until the end, or not recorded") : show.seconds(v)) },
+    { key: "why", label: "why", text: "wide" },
+  ];
+  const note = "Teacher away: it could not be reached, in real seconds; its rollouts waited and were scored afterwards. Starved: the part of a learner's wait in which nothing in the queue could be trained, on the run's clock.";
+  return card("What held the runs up", note, rows.length ? sortableTable({ columns, rows, caption: "What held the runs up" }) : empty("Nothing", "No teacher was away, and no learner starved."));
+}
 
 function verdictCard(context, run, pressure) {
   const head = el("header", {}, el("h3", {}, visible(run.name)), el("p", {}, pressure ? pressure.verdict : "no verdict"));

@@ -18,11 +18,6 @@ views.rollouts = {
   },
 };
 
-function picker(label, options, chosen, onchange) {
-  return el("label", { class: "picker" }, label,
-    el("select", { "data-key": `picker/${label}`, onchange: (event) => onchange(event.target.value) }, options.map(([value, text]) => el("option", { value, selected: value === chosen }, visible(text)))));
-}
-
 function listParts(context, { run, query, page: found }) {
   const search = el("input", { type: "search", value: query.text, placeholder: "id or task", "data-key": "rollout-search", "aria-label": "Search by id or task" });
   let waiting = 0;

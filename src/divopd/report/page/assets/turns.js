@@ -41,15 +41,16 @@ function flowFigure(run, { account, fates, reasons, dead }) {
 }
 
 function drawFlow(width, height, put, rows) {
-  const words = rows.map((row) => [row.reason ? `${row.fate === "dead" ? "dead row" : spoken(row.fate)}: ${spoken(row.reason)}` : spoken(row.fate), `${show.whole(row.turns)} (${show.percent(row.share)})`]);
+  const narrow = width < 420; // a phone has room for the counts only
+  const words = rows.map((row) => [row.reason ? `${row.fate === "dead" ? "dead row" : spoken(row.fate)}: ${spoken(row.reason)}` : spoken(row.fate), narrow ? show.whole(row.turns) : `${show.whole(row.turns)} (${show.percent(row.share)})`]);
   const longest = d3.max(words, ([name, count]) => name.length + count.length) ?? 0;
-  const [top, gap, bar, label] = [10, 10, 14, Math.min(0.75 * width, 40 + 7 * longest)]; // 7 pixels a letter is ample
+  const [top, gap, bar, label] = [10, 10, 14, Math.min((narrow ? 0.78 : 0.75) * width, 40 + 7 * longest)]; // 7 pixels a letter is ample
   const least = 16; // pixels, so that every part has room for its words
   const room = height - 2 * top - gap * (rows.length - 1) - least * rows.length;
   const start = { x: 58, y: top + (height - 2 * top - room) / 2 };
   const end = width - label;
   const svg = el("svg:svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "flow of turns" });
-  const text = (x, y, content, more = {}) => el("svg:text", { x, y, "font-size": 12, fill: "currentColor", dominant_baseline: "middle", dy: "0.35em", ...more }, content);
+  const text = (x, y, content, more = {}) => el("svg:text", { x, y, "font-size": narrow ? 10.5 : 12, fill: "currentColor", dominant_baseline: "middle", dy: "0.35em", ...more }, content);
   svg.append(el("svg:rect", { x: start.x - bar, y: start.y, width: bar, height: room, fill: palette().quiet }),
     text(start.x - bar - 6, start.y + room / 2 - 8, "put", { "text-anchor": "end", "font-weight": 600 }),
     text(start.x - bar - 6, start.y + room / 2 + 8, show.quantity(put), { "text-anchor": "end" }));
@@ -115,13 +116,13 @@ views.use = {
         title: "Valid rollouts that were never used", note: "Bars: no turn of them was trained. Tick: the offline bound, the share that no composer could have given a slot.",
         name: "never-used", rows, height: 64 + 40 * rows.length, legend: [],
         draw: (width, height) => chart(width, height, {
-          marginLeft: Math.min(0.3 * width, 20 + 7 * d3.max(rows, (row) => visible(row.run).length)), marginRight: 150,
+          marginLeft: Math.min(0.3 * width, 20 + 7 * d3.max(rows, (row) => visible(row.run).length)), marginRight: width < 480 ? 60 : 150,
           x: { label: "share of valid rollouts (%) →", grid: true, domain: [0, Math.max(10, 100 * d3.max(rows, (row) => Math.max(row.never_selected, row.unreachable)))] },
           y: { label: null, domain: rows.map((row) => row.run), tickFormat: visible },
           marks: [
             Plot.barX(rows, { x: (row) => 100 * row.never_selected, y: "run", fill: (row) => context.colours.get(row.run), insetTop: 5, insetBottom: 5 }),
             Plot.tickX(rows, { x: (row) => 100 * row.unreachable, y: "run", strokeWidth: 3, stroke: "currentColor" }),
-            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`, textAnchor: "start", dx: 8, fill: "currentColor" }),
+            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => (width < 480 ? show.percent(row.never_selected) : `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`), textAnchor: "start", dx: 8, fill: "currentColor" }),
           ],
         }),
       }),
@@ -147,8 +148,31 @@ views.depth = {
   short: "Depth",
   about: "Turns by their place in the rollout: how much student and teacher disagree there, and what became of them.",
   load: (context) => ofEach(context, "depths"),
-  render: (context, made) => [el("div", { class: "grid wide" }, context.shown.flatMap((run, place) => depthFigures(run, made[place].depths)))],
+  render: (context, made) => [
+    ...context.shown.flatMap((run, place) => [el("div", { class: "grid wide" }, depthFigures(run, made[place].depths)), depthTable(run, made[place].depths)]),
+  ],
 };
+
+// Every count behind the two figures of a run.
+function depthTable(run, tallies) {
+  const shown = FATES.filter((fate) => tallies.some((tally) => tally.fate === fate));
+  const rows = d3.groups(tallies, (tally) => tally.turn).map(([turn, own]) => {
+    const valid = d3.sum(own, (one) => one.valid_turns);
+    const counts = Object.fromEntries(shown.map((fate) => [fate, d3.sum(own.filter((one) => one.fate === fate), (one) => one.turns)]));
+    const mean = valid ? d3.sum(own, (one) => one.disagreement) / valid : null;
+    const tokens = valid ? d3.sum(own, (one) => one.valid_tokens) / valid : null;
+    return { turn, turns: d3.sum(own, (one) => one.turns), valid, ...counts, disagreement: mean, tokens };
+  });
+  const columns = [
+    { key: "turn", label: "turn" },
+    { key: "turns", label: "rollouts that have it", format: show.whole },
+    { key: "valid", label: "valid", format: show.whole },
+    ...shown.map((fate) => ({ key: fate, label: spoken(fate), format: show.whole, title: FATE_TEXTS[fate] })),
+    { key: "disagreement", label: "mean disagreement", unit: "nats", format: (v) => show.fixed(v) },
+    { key: "tokens", label: "valid tokens a turn", format: (v) => show.fixed(v, 1) },
+  ];
+  return card(`Counts by depth: ${visible(run.name)}`, "Turns at each place of a rollout; means are over valid turns.", rows.length ? sortableTable({ columns, rows, caption: `Counts by depth: ${visible(run.name)}`, look: "dense" }) : empty("No turn yet", "Counts appear with the first rollout."));
+}
 
 function depthFigures(run, tallies) {
   const { fates, quiet } = palette();
@@ -161,6 +185,7 @@ function depthFigures(run, tallies) {
   const series = { all: "all valid turns", trained: "trained turns" };
   const drawn = perDepth.flatMap((row) => Object.keys(series).filter((key) => row[key] !== null).map((key) => ({ run: series[key], x: row.turn, y: row[key], turns: key === "all" ? row.turns : row.trained_turns })));
   const colours = new Map([[series.all, quiet], [series.trained, fates.trained]]);
+  const dense = perDepth.length > 0 && d3.max(perDepth, (row) => String(row.turns).length);
   const share = tallies.map((tally) => ({ turn: tally.turn, fate: tally.fate, turns: tally.turns }));
   return [
     figure({
@@ -172,7 +197,8 @@ function depthFigures(run, tallies) {
       draw: (width, height) => chart(width, height, {
         x: { label: "turn of the rollout →", ticks: countTicks(share.map((row) => row.turn), width / 90) }, y: { label: "↑ turns", grid: true },
         color: { domain: FATES, range: FATES.map((fate) => fates[fate]) },
-        marks: [Plot.rectY(share, { x1: (row) => row.turn - 0.5, x2: (row) => row.turn + 0.5, y: "turns", fill: "fate", order: FATES, inset: 0.4, title: (row) => `turn ${row.turn}\n${spoken(row.fate)}: ${plural(row.turns, "turn")}` }), Plot.ruleY([0])],
+        marks: [Plot.rectY(share, { x1: (row) => row.turn - 0.5, x2: (row) => row.turn + 0.5, y: "turns", fill: "fate", order: FATES, inset: 0.4, title: (row) => `turn ${row.turn}\n${spoken(row.fate)}: ${plural(row.turns, "turn")}` }), Plot.ruleY([0]),
+          ...((width - 70) / perDepth.length > 8 * dense ? [Plot.text(perDepth, { x: "turn", y: "turns", text: (row) => show.whole(row.turns), dy: -7, fill: "currentColor", fillOpacity: 0.8, fontSize: 11 })] : [])],
       }),
     }),
   ];
@@ -189,20 +215,12 @@ views.age = {
       const total = d3.sum(ages[place][key], ([, turns]) => turns);
       return ages[place][key].map(([age, turns]) => ({ run: run.name, age, turns, share: turns / total }));
     });
-    const means = context.shown.flatMap((run, place) => {
-      const own = rowsOf(updates[place].columns);
-      const values = smoothed(own.map((row) => row.age));
-      return own.map((row, number) => ({ run: run.name, x: row.update, y: values[number], exact: row.age }));
-    });
     return [
       el("div", { class: "grid wide" },
         ageFigure(context, spread("ages"), { title: "Policy versions behind", name: "ages", x: "update − policy version →", note: `A turn may be at most ${[...new Set(ages.map((one) => one.max_staleness))].join(" / ")} versions old.` }),
         ageFigure(context, spread("waits"), { title: "Updates spent pending", name: "waits", x: "update − first seen →", note: "0: trained by the update that first read it." })),
-      figure({
-        title: "Mean age of the batch's rows", note: "Policy versions, running mean of 5 updates.", name: "age-over-updates", height: 240, legend: context.legend,
-        rows: means.map((row) => ({ run: row.run, update: row.x, age: row.exact })),
-        draw: (width, height) => lines(width, height, { rows: means, colours: context.colours, x: "update →", y: "↑ versions", tip: (row) => `${visible(row.run)}\nupdate ${row.x}: ${show.fixed(row.exact)} versions` }),
-      }),
+      lineControls(context),
+      updateFigure(context, updates, { title: "Mean age of the batch's rows", note: "Policy versions", name: "age-over-updates", height: 240, y: "↑ versions", of: (row) => row.age, format: (v) => `${show.fixed(v)} versions` }),
     ];
   },
 };
