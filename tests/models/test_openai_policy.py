@@ -166,10 +166,10 @@ def test_a_served_teacher_trains_like_a_local_one(
     assert journal(tmp_path / "local") == journal(tmp_path / "served")
     with Store.open_read_only(tmp_path / "served") as store:
         events = [(kind, event) for _, kind, event in store.events() if kind.startswith("teacher")]
-    [(first, event), (second, back)] = events
+    [(first, event), (second, returned)] = events
     assert (first, second) == ("teacher_away", "teacher_back")
     assert event["update"] <= 2
-    assert back["away_s"] > 0.5
+    assert returned["away_s"] > 0.5
     away = [sentence for sentence in listener.sentences if "teacher" in sentence]
     assert away == [f"a teacher is away, its rollouts wait: {event['error']}"]
 
