@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from divopd.report.page.words import Words, words_of
+from divopd.report.words import Words, words_of
 from divopd.run.loggers import Table
 from divopd.store.journal import StoredTurn
 from divopd.store.views import RolloutRow, StoreViews
