@@ -14,6 +14,7 @@ WAYS = {
     "Java": "apt-get install openjdk-17-jre-headless",
     "the official data": "DIVOPD_DATA=FOLDER make test",
     "npm": "apt-get install npm",
+    "git": "apt-get install git",
     "strace": "apt-get install strace",
     "the history": "git fetch --unshallow",
     "mounts of one's own": "run it as root",

@@ -20,7 +20,7 @@ CURRENCIES = {
     "elapsed_s": "elapsed\ntime",
     "scored_tokens": "teacher\ntokens",
 }
-CURVES = ("vanilla", "divopd-base", "divopd", "divopd-r")
+CURVES = ("vanilla", "gate-only", "divopd-base", "divopd", "divopd-r")
 COMPOSITION = {
     "effective_rollouts": ("effective\nrollouts", 1, 1.0),
     "top1_share": ("top-1\nshare %", 1, 100.0),
