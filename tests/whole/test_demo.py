@@ -49,8 +49,8 @@ def test_composition_is_certain_and_success_within_chance_is_not(tmp_path: Path)
 
 
 def test_more_seeds_decide_smaller_differences(tmp_path: Path) -> None:
-    """11 points in the mean are chance at one seed and not at four."""
-    low, high = [10.0, 30.0, 50.0], [21.0, 41.0, 61.0]
+    """4 points in the mean are chance at one seed and not at four."""
+    low, high = [10.0, 30.0, 50.0], [14.0, 34.0, 54.0]
     one, four = (found(tmp_path / str(seeds), {"vanilla": [low] * seeds, "divopd": [high] * seeds}) for seeds in (1, 4))
     assert one["higher area under the curve"].holds is None
     assert four["higher area under the curve"].holds is True
@@ -75,9 +75,9 @@ def test_the_last_lines_set_a_few_seeds_beside_many(tmp_path: Path, capsys: pyte
     }
     said = closing(runs, {"default": known})
     assert "2 seeds here: DivOPD's nAUC minus vanilla's is +4.0 points (+2.0, +6.0)" in said
-    assert "32 seeds: DivOPD +3.0 [+1.0, +5.0], higher." in said
-    assert "dropping dead rows alone +1.0 [-1.0, +3.0], not shown to differ." in said
-    assert "seeds:" not in closing(runs, {})
+    assert "32 seeds: DivOPD +3.0 [+1.0, +5.0], higher; " in said
+    assert "dropping dead rows alone +1.0 [-1.0, +3.0], not shown to differ (docs/evidence.md)." in said
+    assert "32 seeds" not in closing(runs, {})
 
 
 def test_the_shipped_evidence_is_that_of_the_results() -> None:

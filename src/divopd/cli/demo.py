@@ -97,7 +97,7 @@ def _watch(steps: Iterator[dict[str, "Progress"]], *, updates: int) -> None:
             for method, progress in step.items():
                 rate = f"success rate {progress.rates[-1]:.1f} %" if progress.rates else "starting"
                 bars.update(tasks[method], completed=progress.updates, rate=rate)
-                if not console.is_terminal and len(progress.rates) > said.get(method, 0):
+                if not console.is_terminal and len(progress.rates) not in (0, said.get(method)):  # of one seed
                     said[method] = len(progress.rates)
                     console.print(f"{method}: update {progress.updates}/{updates}, {rate}")
 
