@@ -123,6 +123,21 @@ def test_what_older_weights_began_does_not_end_a_wait(
         world.wait(make_composer("divopd", batch_size=5), update=0)
 
 
+def test_what_arrives_at_the_last_moment_is_looked_at(opened: Callable[..., tuple[Store, LiveWorld]]) -> None:
+    """A batch that comes between the last look and the limit is trained; it does not end the run."""
+    store, world = opened(max_wait_s=0.01)
+    world.run.weights_of(0).mkdir(parents=True, exist_ok=True)
+    coming = iter([None, rollout("in-time", turns=9)])
+
+    def heed() -> None:
+        if (one := next(coming, None)) is not None:
+            store.put(one)
+
+    world.heed = heed
+    world.wait(make_composer("divopd", batch_size=5), update=0)
+    assert store.rows(make_composer("divopd", batch_size=5), update=0) >= 5
+
+
 def test_a_teacher_that_is_away_is_noted_once(models: Path, tmp_path: Path) -> None:
     """Its rollout waits in the store, however often it is asked."""
     teacher = {"url": "http://127.0.0.1:9/v1", "model": "away", "timeout_s": 1}

@@ -111,7 +111,8 @@ class LiveWorld:
             starved += 0.0 if rows else now - before
             if not rows and starved > limit_s:
                 arrived, newest = self.store.outcomes(after=rollouts), self.access.newest_version() or 0
-                refuse_to_starve(arrived, newest=newest, waited_s=starved, limit_s=limit_s, batch_size=size)
+                if not self.store.rows(composer, update=update):  # nor of what came since the last look
+                    refuse_to_starve(arrived, newest=newest, waited_s=starved, limit_s=limit_s, batch_size=size)
         return Waited(time.monotonic() - start, starved)
 
     @contextmanager

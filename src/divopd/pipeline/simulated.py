@@ -189,7 +189,7 @@ class SimulatedWorld:
             before = self.elapsed_s
             self._next_arrival()
             starved += 0.0 if rows else self.elapsed_s - before
-            if not rows:
+            if not rows and not self.store.rows(composer, update=update):  # nor of what has just arrived
                 arrived, newest = self.store.outcomes(after=rollouts), self.acting_version
                 refuse_to_starve(arrived, newest=newest, waited_s=starved, limit_s=limit_s, batch_size=size)
         return Waited(self.elapsed_s - began, starved)
