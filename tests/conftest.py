@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def _warm_jvms() -> list[Any]:
     """ScienceWorld keeps JVMs whose environments are gone: the next environment is faster by that."""
     module = sys.modules.get("divopd.environments.scienceworld.environment")
     return [jvm for left in module._left.values() for jvm in left] if module else []
+
+
+@pytest.fixture(scope="module")
+def threads_as_before() -> Iterator[None]:
+    """For modules whose commands set torch's threads as a configuration says."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

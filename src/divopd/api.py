@@ -92,6 +92,7 @@ def evaluate(
     from divopd.evaluation import exam_of
     from divopd.models.hub import fetch_models
     from divopd.pipeline.models import load_student
+    from divopd.pipeline.named_models import find_weights
     from divopd.prompts import Codec
     from divopd.run.checkpoints import load_weights
 
@@ -99,7 +100,7 @@ def evaluate(
     if run.config.is_file():
         if config is not None or overrides:
             raise InputError(f"{what} is a run and says itself how it is evaluated; leave config and overrides out")
-        wanted, weights = _config(run.config, ()), _weights(run, version)
+        wanted, weights = _config(run.config, ()), find_weights(run, version)
     elif config is None:
         raise InputError(f"{what}: no run there, so it is taken for a model; say how to evaluate it with config=")
     else:
@@ -146,15 +147,6 @@ def _config(config: "Config | Path | str", overrides: Sequence[str]) -> "Config"
     if overrides:
         raise InputError("overrides change what a file says; change the Config itself with model_copy")
     return config
-
-
-def _weights(run: RunFolder, version: int | None) -> Path:
-    known = run.versions()
-    if not known:
-        raise InputError(f"{run.path}: no weights in it yet; expected a run that has begun")
-    if version is not None and version not in known:
-        raise InputError(f"{run.path}: no weights of version {version}; it has {', '.join(map(str, known))}")
-    return run.weights_of(known[-1] if version is None else version)
 
 
 def _go_on(config: "Config", folder: Path, observer: Observer) -> Trained:

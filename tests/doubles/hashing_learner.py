@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from divopd.learner import figures_without_learning
 from divopd.records import UpdateFigures
 from divopd.run.durable_folder import verify, write_folder
 from divopd.turns import Turn, turn_to_json
-from divopd.validity import valid_mask, why_invalid
 
 
 class HashingLearner:
@@ -24,20 +25,7 @@ class HashingLearner:
         whole = [turn_to_json(turn) | {"available_at": 0} for turn in turns]  # all of a turn but when it arrived
         rows = json.dumps(list(zip(whole, weights, strict=True)))
         self.digest = hashlib.sha256((self.digest + rows).encode()).hexdigest()
-        alive = [turn for turn in turns if why_invalid(turn) is None]
-        tokens = sum(turn.tokens for turn in turns)
-        return UpdateFigures(
-            rows=len(turns),
-            dead_rows=len(turns) - len(alive),
-            valid_tokens=sum(sum(valid_mask(turn)) for turn in alive),
-            tokens=tokens,
-            computed_tokens=tokens,
-            loss=0.0,
-            learner_kl_per_token=0.0,
-            gradient_norm=1.0,
-            logprob_gap=None,
-            seconds={},
-        )
+        return replace(figures_without_learning(turns), gradient_norm=1.0)
 
     def weights(self) -> dict[str, str]:
         self.asked.append("weights")

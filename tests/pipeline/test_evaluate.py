@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,10 @@ from divopd.prompts import Codec, Prompt  # noqa: E402
 from divopd.records import Answers, encode_evaluation  # noqa: E402
 from divopd.run.checkpoints import publish_weights  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
 DRAW = f"{Path(__file__).parents[1] / 'lucky_draw.py'}:LuckyDraw"
 SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=512)
 TOKENIZER = build_tokenizer(["Draw for one. You win. Nothing."])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The command sets torch's threads as the configuration says."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

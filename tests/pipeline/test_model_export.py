@@ -1,7 +1,6 @@
 """`divopd export RUN[@VERSION] --model FOLDER`: a model of its own that others load, with a card."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,8 @@ from divopd.prompts import Codec  # noqa: E402
 from divopd.store import Store  # noqa: E402
 from small_runs import config, train_small  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
 PROMPT = list(range(10, 40))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The commands set torch's threads."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Look inside: `divopd play ENV --policy MODEL` and `divopd evaluate … --transcripts OUT` show the same rollouts."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,12 @@ from divopd.report.printable import printable  # noqa: E402
 from divopd.run.checkpoints import publish_weights  # noqa: E402
 from divopd.transcripts import add_transcripts, transcript_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
 HUNT = f"{Path(__file__).parents[1] / 'coin_hunt.py'}:CoinHunt"
 SMALL = TinySize(hidden=16, layers=1, heads=2, key_value_heads=1, feed_forward=32, context=2048)
 TOKENIZER = build_tokenizer(
     [CoinHunt().reset(task).text for task in CoinHunt.tasks("train")[:20]] * 2 + ["go open"] * 9
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The commands set torch's threads."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

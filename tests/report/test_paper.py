@@ -22,7 +22,7 @@ from divopd.experiments import execution
 from divopd.experiments.arms import ARMS, CORE, FIRST_SEED, SETTINGS
 from divopd.experiments.execution import Job, missing_jobs
 from divopd.experiments.items import ITEMS
-from divopd.experiments.paper import gather, make_plan
+from divopd.experiments.paper import gather, make_plan, wanted_by
 from divopd.experiments.results import load_result
 from divopd.experiments.wanted import Places
 from divopd.synth import PRESETS, synthesize
@@ -257,6 +257,16 @@ def test_a_stopped_command_goes_on(models: Path, tmp_path: Path) -> None:
         first, second = (json.loads(file.read_text(encoding="utf-8")) for file in (whole, stopped))
         for name in ("evaluations", "updates", "account"):
             assert first[name] == second[name]
+
+
+def test_the_preregistered_arms_have_their_seeds_and_come_first(tmp_path: Path) -> None:
+    """32 of the four arms from 100 on, 8 of the others, and no run of another arm before the last of theirs."""
+    plan = make_plan(Places(CONFIGS, tmp_path, tmp_path), settings=["default"], seeds=None, overrides=[])
+    wanted = list(wanted_by(plan, [ITEMS["preregistered"]]))
+    seeds = {arm: [run.seed for run in wanted if run.arm == arm] for arm in ("vanilla", "gate-only", "divopd-r")}
+    assert seeds["vanilla"] == seeds["gate-only"] == list(range(100, 132))
+    assert seeds["divopd-r"] == list(range(100, 108))
+    assert [run.arm in CORE for run in wanted] == [True] * 128 + [False] * 16
 
 
 def test_core_arms_are_main_arms() -> None:

@@ -1,12 +1,15 @@
 """The analysis of the preregistration, on results whose answer is known."""
 
 import random
+from math import sqrt
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
 from divopd.experiments.arms import FIRST_SEED
+from divopd.experiments.mechanism import sheets
 from divopd.experiments.paper import gather, make_plan
 from divopd.experiments.preregistered import (
     BUDGET,
@@ -20,7 +23,7 @@ from divopd.experiments.preregistered import (
 )
 from divopd.experiments.results import SettingResults
 from divopd.experiments.wanted import Places
-from divopd.report.seeds import Interval
+from divopd.report.seeds import Interval, seeds_to_decide, t_quantile
 from paper_results import CONFIGS, store_result, wanted_run
 
 SEEDS = range(6)
@@ -79,6 +82,29 @@ def test_primary_intervals_hold_for_all_three_at_once(tmp_path: Path) -> None:
     assert all("gate-only" in sheet.markdown() for sheet in made.sheets)
     made.draw(tmp_path / "forest.png")
     assert (tmp_path / "forest.png").stat().st_size > 5_000
+
+
+def test_the_seeds_that_would_decide_do(tmp_path: Path) -> None:
+    """So many pairs with the same mean and spread have an interval beside 0; a tenth fewer have not."""
+    gaps = [1.0, -2.0, 3.0, 0.5, -1.0, 2.5]
+    needed = seeds_to_decide(gaps)
+    assert needed is not None
+
+    def half(count: int) -> float:
+        return t_quantile(count - 1) * stdev(gaps) / sqrt(count)
+
+    assert half(needed) < fmean(gaps) <= half(int(0.9 * needed))
+    assert seeds_to_decide([1.0, -1.0]) is None
+
+
+def test_what_the_learner_saw_is_told_by_arm(tmp_path: Path) -> None:
+    """Columns of the updates, in the mean: the made-up ones are 1, 2, 3, 1 …, so two of three norms are clipped."""
+    results = stored(tmp_path, {arm: lines(40) for arm in ("vanilla", "gate-only", "divopd-base", "divopd")})
+    data: dict[str, Any] = {}
+    sheets(results, data, budget=3)
+    assert list(data) == ["vanilla", "gate-only", "divopd-base", "divopd"]
+    assert data["divopd"]["kl_per_token"] == pytest.approx(2.0)
+    assert data["divopd"]["clipped"] == pytest.approx(13 / 20)
 
 
 def test_cost_is_that_of_the_first_evaluation_at_the_target(tmp_path: Path) -> None:

@@ -115,4 +115,5 @@ def test_the_quick_demo_shows_that_divopd_spreads(tmp_path: Path) -> None:
         [line] = [line for line in done.stdout.splitlines() if what in line]
         assert line.rstrip().endswith("yes"), done.stdout
     assert "What is in the batches" in done.stdout
+    assert "32 seeds: DivOPD" in done.stdout
     assert (tmp_path / "batches.png").is_file()

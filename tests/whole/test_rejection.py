@@ -1,7 +1,7 @@
 """`divopd sft --from-teacher`: a teacher's successes, and nothing else, become a student's lessons."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from divopd.prompts import Codec, PromptStyle  # noqa: E402
 from divopd.store import Store  # noqa: E402
 from teacher_server import TeacherServer  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
 TESTS = Path(__file__).parents[1]
 HUNT = f"{TESTS / 'coin_hunt.py'}:CoinHunt"
 HOUSE = f"{TESTS / 'own_house.py'}:OwnHouse"
@@ -40,14 +41,6 @@ WORDS = [CoinHunt().reset(task).text for task in CoinHunt.tasks("train")] * 2 + 
 ]
 TOKENIZER = build_tokenizer(WORDS)
 THOUGHT = "<think>the box</think>"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The commands set torch's threads."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 class Wavering:

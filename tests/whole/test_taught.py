@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,9 @@ from divopd.models.model_files import model_folder  # noqa: E402
 from divopd.models.taught import Taught, differences, read_taught, write_taught  # noqa: E402
 from divopd.plan.dry_run import check_start, local_models, taught_otherwise  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
 HUNT = f"{Path(__file__).parents[1] / 'coin_hunt.py'}:CoinHunt"
 BRIEF = ["--updates", "1", "--rollouts", "1", "--tasks", "1"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """The commands set torch's threads."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from divopd.experiments.preregistered import BUDGET, early_area, paired
 from divopd.experiments.results import SettingResults
 from divopd.experiments.sheet import Made, Sheet, as_json, cell
 from divopd.methods import BASELINE
-from divopd.metrics import final_five
 from divopd.report.figures import PALETTE
 from divopd.report.paper_figures import Estimate, Panel, draw_forest
 from divopd.report.seeds import interval_of
@@ -63,8 +62,7 @@ def build(settings: Mapping[str, SettingResults]) -> Made:
                 if not runs:
                     continue
                 gaps = [early_area(a, budget=budget) - early_area(b, budget=budget) for a, b in runs]
-                ends = [final_five(a.run.rates)[0] - final_five(b.run.rates)[0] for a, b in runs]
-                area, final = interval_of(gaps), interval_of(ends)
+                area, final = interval_of(gaps), interval_of(results.differences(arm, base, "final_five"))
                 title = f"{arm} − {base}"
                 data.setdefault(name, {})[title] = {"nauc": as_json(area), "final_five": as_json(final)}
                 cells = [cell(area, sign="+"), cell(final, sign="+")]

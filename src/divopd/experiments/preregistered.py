@@ -11,13 +11,14 @@ from math import sqrt
 from statistics import correlation, stdev
 from typing import Any, Literal
 
+from divopd.experiments import mechanism
 from divopd.experiments.arms import CORE, SETTINGS
 from divopd.experiments.results import Result, SettingResults
 from divopd.experiments.sheet import Made, Sheet, as_json, cell, ratio_cell
 from divopd.metrics import nauc
 from divopd.report.figures import PALETTE
 from divopd.report.paper_figures import Estimate, Panel, draw_forest
-from divopd.report.seeds import Interval, interval_of, ratio_interval_of, t_quantile
+from divopd.report.seeds import Interval, interval_of, ratio_interval_of, seeds_to_decide, t_quantile
 
 Settings = Mapping[str, SettingResults]
 Verdict = Literal["supported", "refuted", "neither"]
@@ -26,8 +27,17 @@ BUDGET = {"default": 8}  # updates of nAUC: where vanilla came to 80 % of its pl
 TARGETS = {"default": (25, 35)}  # success rates in percent to which costs are counted
 PRIMARY = (("divopd", "vanilla"), ("divopd-base", "vanilla"), ("divopd-base", "gate-only"))
 SECONDARY = (("divopd", "divopd-base"), ("gate-only", "vanilla"), ("divopd", "gate-only"))
+TOGETHER = 1 - 0.05 / len(PRIMARY)  # coverage of each, so that all hold together with 95 %
 EXTRA = (("divopd-r", "divopd"), ("divopd-adaptive", "divopd"))  # with fewer seeds
 CURRENCIES = {"trained_tokens": "tokens", "learner_s": "learner time"}
+LEVELS = {  # headings and scales
+    "final_five": ("final-5 %", 1.0),
+    "peak": ("peak %", 1.0),
+    "never_selected": ("never\nused %", 100.0),
+    "late:effective_rollouts": ("eff.\nrollouts", 1.0),
+    "late:top1_share": ("top-1\nshare %", 100.0),
+    "late:dead_share": ("dead\nrows %", 100.0),
+}
 WORTH = 1.0  # points of nAUC: a gain that is surely below this counts as refuted
 
 
@@ -96,56 +106,30 @@ def build(settings: Settings) -> Made:
     data: dict[str, Any] = {}
     estimates: list[Estimate] = []
     for name, results in known.items():
-        data[name] = {"levels": _levels(results), "primary": {}, "secondary": {}, "costs": {}, "spread": {}}
+        data[name] = {part: {} for part in ("levels", "primary", "secondary", "costs", "spread", "mechanism")}
         sheets += [
             _level_sheet(results, data[name]["levels"]),
             _primary_sheet(results, data[name]["primary"], estimates),
             _secondary_sheet(results, data[name]["secondary"], estimates),
             _cost_sheet(results, data[name]["costs"]),
             _spread_sheet(results, data[name]["spread"]),
+            *mechanism.sheets(results, data[name]["mechanism"], budget=BUDGET[name]),
         ]
     panel = Panel("nAUC: difference (points)", estimates)
     return Made(sheets, data, partial(draw_forest, [panel]))
 
 
-def _levels(results: SettingResults) -> dict[str, Any]:
-    budget = BUDGET[results.name]
-    return {
-        arm: {
-            "seeds": sorted(results.of(arm)),
-            "nauc": as_json(interval_of([early_area(one, budget=budget) for one in results.of(arm).values()])),
-            **{of: as_json(results.mean(arm, of)) for of in ("final_five", "peak", "never_selected", "dead_share")},
-            "effective_rollouts": as_json(results.mean(arm, "late:effective_rollouts")),
-            "top1_share": as_json(results.mean(arm, "late:top1_share")),
-        }
-        for arm in dict.fromkeys((*CORE, *(arm for pair in EXTRA for arm in pair)))
-        if results.of(arm)
-    }
-
-
-def _level_sheet(results: SettingResults, levels: Mapping[str, Any]) -> Sheet:
-    def shown(of: Mapping[str, Any] | None, digits: int = 1, scale: float = 1.0) -> str:
-        if of is None:
-            return "–"
-        known = Interval(of["mean"], of["low"] or 0.0, of["high"] or 0.0, of["count"])
-        return cell(known, digits, scale=scale)
-
-    rows = [
-        [
-            arm,
-            str(len(one["seeds"])),
-            *(shown(one[of]) for of in ("nauc", "final_five", "peak")),
-            shown(one["never_selected"], scale=100),
-            shown(one["effective_rollouts"]),
-            shown(one["top1_share"], scale=100),
-            shown(one["dead_share"], scale=100),
-        ]
-        for arm, one in levels.items()
-    ]
-    heads = [
-        *("method", "seeds", f"nAUC@{BUDGET[results.name]} %", "final-5 %", "peak %"),
-        *("never\nused %", "eff.\nrollouts", "top-1\nshare %", "dead\nrows %"),
-    ]
+def _level_sheet(results: SettingResults, data: dict[str, Any]) -> Sheet:
+    rows: list[list[str]] = []
+    for arm in (*CORE, *(arm for arm, _ in EXTRA)):
+        if not (runs := results.of(arm)):
+            continue
+        area = interval_of([early_area(one, budget=BUDGET[results.name]) for one in runs.values()])
+        levels = {of: results.mean(arm, of) for of in LEVELS}
+        data[arm] = {"seeds": sorted(runs), "nauc": as_json(area)} | {of: as_json(one) for of, one in levels.items()}
+        cells = (cell(one, scale=LEVELS[of][1]) for of, one in levels.items())
+        rows.append([arm, str(len(runs)), cell(area), *cells])
+    heads = ["method", "seeds", f"nAUC@{BUDGET[results.name]} %", *(heading for heading, _ in LEVELS.values())]
     return Sheet(f"{SETTINGS[results.name].title}: the arms", heads, rows, notes=["Means ± half of the 95 % interval."])
 
 
@@ -154,17 +138,25 @@ def _primary_sheet(results: SettingResults, data: dict[str, Any], estimates: lis
     for place, (arm, base) in enumerate(PRIMARY):
         if not (gaps := area_differences(results, arm, base)):
             continue
-        own, all_three = interval_of(gaps), interval_of(gaps, coverage=1 - 0.05 / len(PRIMARY))
+        own, all_three = interval_of(gaps), interval_of(gaps, coverage=TOGETHER)
         verdict = verdict_of(all_three)
-        data[f"{arm} - {base}"] = {"nauc": as_json(own), "simultaneous": as_json(all_three), "verdict": verdict}
+        needed = seeds_to_decide(gaps, coverage=TOGETHER) if verdict == "neither" else None
+        data[f"{arm} - {base}"] = {
+            "nauc": as_json(own),
+            "simultaneous": as_json(all_three),
+            "verdict": verdict,
+            "seeds_to_decide": needed,
+        }
         limits = f"{all_three.low:+.1f} to {all_three.high:+.1f}"
-        rows.append([f"{arm} − {base}", str(len(gaps)), cell(own, sign="+"), limits, verdict])
+        wanted = f"about {needed}" if needed else "–"
+        rows.append([f"{arm} − {base}", str(len(gaps)), cell(own, sign="+"), limits, verdict, wanted])
         estimates.append(Estimate(f"{arm} − {base}", all_three, PALETTE[place], gaps))
     notes = [
         f"Paired by seed. Simultaneous: limits of {100 - 5 / len(PRIMARY):.1f} % each, so that all three hold together "
-        f"with 95 %. Supported: above 0. Refuted: below {WORTH:g} point. Neither: everything else."
+        f"with 95 %. Supported: above 0. Refuted: below {WORTH:g} point. Neither: everything else. Seeds: were mean "
+        "and spread to stay as they are."
     ]
-    heads = ["nAUC, in points", "pairs", "mean ± 95 %", "simultaneous", "it helps"]
+    heads = ["nAUC, in points", "pairs", "mean ± 95 %", "simultaneous", "it helps", "seeds that\nwould decide"]
     return Sheet(f"{SETTINGS[results.name].title}: primary comparisons", heads, rows, notes=notes)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from divopd.config import Config, load_config
 from divopd.errors import InputError
-from divopd.learner import Learner
+from divopd.learner import Learner, figures_without_learning
 from divopd.metrics import mean_of_last
 from divopd.models.policy import Weights
 from divopd.pipeline.begin import begin_run
@@ -32,7 +32,6 @@ from divopd.run.folder import RunFolder
 from divopd.store import Store
 from divopd.teacher import Teachers
 from divopd.turns import Rollout, Turn, group_into_rollouts
-from divopd.validity import valid_mask, why_invalid
 
 LATE = ("effective_rollouts", "top1_share", "dead_share")  # means of the last 40 % of updates
 
@@ -145,20 +144,7 @@ class StillLearner:
     """Learns nothing."""
 
     def update(self, turns: Sequence[Turn], weights: Sequence[float]) -> UpdateFigures:
-        tokens = sum(turn.tokens for turn in turns)
-        alive = [turn for turn in turns if why_invalid(turn) is None]
-        return UpdateFigures(
-            rows=len(turns),
-            dead_rows=len(turns) - len(alive),
-            valid_tokens=sum(sum(valid_mask(turn)) for turn in alive),
-            tokens=tokens,
-            computed_tokens=tokens,
-            loss=0.0,
-            learner_kl_per_token=0.0,
-            gradient_norm=0.0,
-            logprob_gap=None,
-            seconds={},
-        )
+        return figures_without_learning(turns)
 
     def weights(self) -> Weights:
         return {}
@@ -167,7 +153,7 @@ class StillLearner:
         pass
 
     def load(self, path: Path) -> dict[str, Any]:
-        raise NotImplementedError("nothing was saved")
+        raise LookupError(f"{path}: expected nothing there, because nothing is saved here")
 
 
 def compose_recorded(config: Config, library: Library) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from divopd.models.policy import Weights
 from divopd.records import UpdateFigures
 from divopd.turns import Turn
+from divopd.validity import valid_mask, why_invalid
 
 
 class Learner(Protocol):
@@ -33,4 +34,22 @@ class Learner(Protocol):
         ...
 
 
-__all__ = ["Learner", "Weights"]
+def figures_without_learning(turns: Sequence[Turn]) -> UpdateFigures:
+    """What can be said of a batch that nobody trains on: its rows and tokens."""
+    alive = [turn for turn in turns if why_invalid(turn) is None]
+    tokens = sum(turn.tokens for turn in turns)
+    return UpdateFigures(
+        rows=len(turns),
+        dead_rows=len(turns) - len(alive),
+        valid_tokens=sum(sum(valid_mask(turn)) for turn in alive),
+        tokens=tokens,
+        computed_tokens=tokens,
+        loss=0.0,
+        learner_kl_per_token=0.0,
+        gradient_norm=0.0,
+        logprob_gap=None,
+        seconds={},
+    )
+
+
+__all__ = ["Learner", "Weights", "figures_without_learning"]

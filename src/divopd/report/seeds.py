@@ -25,6 +25,17 @@ def interval_of(values: Sequence[float], *, coverage: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, len(values))
 
 
+def seeds_to_decide(values: Sequence[float], *, coverage: float = 0.95) -> int | None:
+    """How many values would put 0 outside the interval, were mean and spread to stay; None if no number would."""
+    mean, spread = fmean(values), stdev(values)
+    if not mean:
+        return None
+    count = 2
+    while t_quantile(count - 1, coverage=coverage) * spread / sqrt(count) >= abs(mean):
+        count += max(1, count // 50)  # "about" is enough, and an effect near 0 would take for ever
+    return count
+
+
 def ratio_interval_of(ratios: Sequence[float]) -> Interval:
     """The geometric mean, with the t interval of the logarithms."""
     logs = interval_of([log(ratio) for ratio in ratios])
