@@ -17,6 +17,7 @@ pytest.importorskip("pydantic", reason="for want of the extra train")
 from divopd.cli import main
 from divopd.experiments.arms import ARMS, SETTINGS
 from divopd.experiments.claims import Judged, claims_file, judge_all, paper_of
+from divopd.experiments.claims_page import missing_cell
 from divopd.experiments.measuring import Claim, claim_of
 from divopd.experiments.paper import gather, make_plan
 from divopd.experiments.paper_values import paper_tables
@@ -306,7 +307,20 @@ def test_nothing_is_decided_before_all_settings_are_measured(tmp_path: Path) -> 
     store_pairs(tmp_path, {"default": [7.0, 7.1, 7.2], "webshop-small": [7.0, 7.1, 7.2]})
     found = judged_by(tmp_path)
     assert (found["A1"].verdict, found["E1"].verdict) == ("not decided", "not decided")
+    assert found["A1"].unrun == found["E1"].unrun == ("scienceworld-short",)
+    assert missing_cell(found["A1"]) == "runs of ScienceWorld"
     assert judged_by(tmp_path / "empty")["A1"].verdict == "not measured here"
+
+
+def test_the_seeds_that_would_decide(tmp_path: Path) -> None:
+    """Gaps of 3 ± 4.8 in the mean of three settings, four seeds each: with six, 7.1 points lie outside, by hand."""
+    store_pairs(tmp_path, dict.fromkeys(SETTINGS, (-6.0, 3.0, 12.0, 3.0)))
+    found = judged_by(tmp_path)
+    assert (found["A1"].verdict, found["A1"].seeds_to_decide) == ("not decided", 6)
+    assert missing_cell(found["A1"]) == "about 6 seeds"
+    assert found["E1"].seeds_to_decide == 62  # a setting by itself has 3 ± 11.7: above 0 with 4 · 3.9² seeds
+    store_pairs(tmp_path, dict.fromkeys(SETTINGS, (6.0, 7.0, 8.0, 7.0)))
+    assert missing_cell(judged_by(tmp_path)["A1"]) == ""
 
 
 @pytest.mark.parametrize(("evaluations", "withdrawn"), [(7, True), (23, True), (24, False)])

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
-from math import exp, log
+from math import ceil, exp, log, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -38,6 +39,7 @@ Settings = Mapping[str, SettingResults]
 Found = Mapping[str, list[float]]
 FEWEST_EVALUATIONS = 24  # of a run whose last five are the end of training; the paper's runs have 24 to 49
 OF_FIVE = ("final_five", "best_five")
+MOST_SEEDS = 100_000  # a setting; what would need more is as good as nothing
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,11 @@ class InSetting:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and its verdict; `interval` is of a mean over settings, `notes` are keys of the table's."""
+    """A claim and its verdict; `interval` is of a mean over settings, `notes` are keys of the table's.
+
+    What would decide a claim that is not decided: settings of which there is no run yet (`unrun`), or so many seeds of
+    every setting, were means and spreads to stay as they are (None: more than anybody runs).
+    """
 
     claim: Claim
     paper: Paper
@@ -76,6 +82,9 @@ class Judged:
     by_setting: Mapping[str, InSetting] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     ours: str = ""  # in words, where an interval does not say it
+    seeds: int = 0  # of an arm, where no setting has an interval
+    unrun: tuple[str, ...] = ()
+    seeds_to_decide: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,22 @@ def judge(claim: Claim, settings: Settings) -> Judged:
         return Judged(claim, paper, "withdrawn", notes=notes)
     if claim.unmeasured:
         return Judged(claim, paper, "not measured here", notes=(claim.unmeasured,))
-    return JUDGES[claim.kind](claim, paper, settings)
+    of_kind = partial(JUDGES[claim.kind], claim, paper, settings)
+    judged = of_kind(by=1.0)
+    if judged.verdict != "not decided" or judged.unrun:
+        return judged
+    seeds = min((row.interval.count for row in judged.by_setting.values()), default=judged.seeds)
+    return replace(judged, seeds_to_decide=_seeds_to_decide(of_kind, seeds))
+
+
+def _seeds_to_decide(of_kind: Callable[..., Judged], seeds: int) -> int | None:
+    """The number of seeds at which intervals that shrink with its root decide the claim, to about 5 %."""
+    wanted = seeds
+    while wanted < MOST_SEEDS:
+        wanted = ceil(1.05 * wanted)
+        if of_kind(by=sqrt(wanted / seeds)).verdict != "not decided":
+            return wanted
+    return None
 
 
 def paper_of(claim: Claim) -> Paper:
@@ -138,9 +162,19 @@ def _withdrawn(claim: Claim, settings: Settings) -> tuple[str, ...]:
 
 
 # ── one judge per kind ────────────────────────────────────────────────────────────────────────────────────────────
+# `by`: how many times as narrow the intervals are taken to be as they are
 
 
-def _effect(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+def narrowed(interval: Interval, by: float, *, ratio: bool = False) -> Interval:
+    """The interval of by² times as many seeds with the same mean and spread; of a ratio, that of its logarithm."""
+    if ratio:
+        low, high = (interval.mean * (end / interval.mean) ** (1 / by) for end in (interval.low, interval.high))
+    else:
+        low, high = (interval.mean + (end - interval.mean) / by for end in (interval.low, interval.high))
+    return Interval(interval.mean, low, high, round(interval.count * by**2))
+
+
+def _effect(claim: Claim, paper: Paper, settings: Settings, *, by: float) -> Judged:
     """A difference or a ratio: of the mean over settings, or of every setting."""
     ratio = claim.kind == "ratio"
     found = ratios(claim, settings) if ratio else differences(claim, settings)
@@ -152,7 +186,7 @@ def _effect(claim: Claim, paper: Paper, settings: Settings) -> Judged:
         return direction_of(interval, null=null, side=side), size_of(interval, compared, side=side)
 
     rows = {
-        name: InSetting(one := of_one(values), *judged(one, paper.range), values)
+        name: InSetting(one := narrowed(of_one(values), by, ratio=ratio), *judged(one, paper.range), values)
         for name, values in found.items()
         if values
     }
@@ -161,25 +195,26 @@ def _effect(claim: Claim, paper: Paper, settings: Settings) -> Judged:
     interval = (ratio_over_settings if ratio else mean_over_settings)(found)
     if interval is None:
         return _unmeasured(claim, paper)
+    interval = narrowed(interval, by, ratio=ratio)
     direction, size = judged(interval, Range(paper.figure, paper.figure))
     if any(row.interval.count < FEWEST for row in rows.values()):
         direction, size = "open", "open"
-    verdict = _if_complete(verdict_of(direction, size), claim, rows)
-    return Judged(claim, paper, verdict, direction, size, interval, rows)
+    return _if_complete(Judged(claim, paper, verdict_of(direction, size), direction, size, interval, rows), rows)
 
 
-def _level(claim: Claim, paper: Paper, settings: Settings) -> Judged:
-    of_one = ratio_interval_of if claim.base and not claim.minus_base else interval_of
+def _level(claim: Claim, paper: Paper, settings: Settings, *, by: float) -> Judged:
+    ratio = bool(claim.base) and not claim.minus_base
+    of_one = ratio_interval_of if ratio else interval_of
     accepted = Range(*claim.accept) if claim.accept else paper.range
     rows = {
-        name: InSetting(one := of_one(values), "–", level_of(one, accepted), values)
+        name: InSetting(one := narrowed(of_one(values), by, ratio=ratio), "–", level_of(one, accepted), values)
         for name, values in levels(claim, settings).items()
         if values
     }
     return _each(claim, paper, rows)
 
 
-def _share(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+def _share(claim: Claim, paper: Paper, settings: Settings, *, by: float) -> Judged:
     """A share of updates or seeds: more than half, and all where the paper says all."""
 
     def size(values: list[float]) -> Size:
@@ -190,20 +225,24 @@ def _share(claim: Claim, paper: Paper, settings: Settings) -> Judged:
         return "as in the paper" if all(value == 1 for value in values) else "smaller"
 
     rows = {
-        name: InSetting(one := interval_of(values), direction_of(one, null=0.5, side=1), size(values), values)
+        name: InSetting(
+            one := narrowed(interval_of(values), by), direction_of(one, null=0.5, side=1), size(values), values
+        )
         for name, values in shares(claim, settings).items()
         if values
     }
     return _each(claim, paper, rows)
 
 
-def _settings(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+def _settings(claim: Claim, paper: Paper, settings: Settings, *, by: float) -> Judged:
     """In how many settings the direction is as claimed."""
     cost = claim.of.startswith("cost:")
     found = ratios(claim, settings) if cost else differences(claim, settings)
     of_one, null = (ratio_interval_of, 1.0) if cost else (interval_of, 0.0)
     rows = {
-        name: InSetting(one := of_one(values), direction_of(one, null=null, side=1), "–", values)
+        name: InSetting(
+            one := narrowed(of_one(values), by, ratio=cost), direction_of(one, null=null, side=1), "–", values
+        )
         for name, values in found.items()
         if values
     }
@@ -212,39 +251,42 @@ def _settings(claim: Claim, paper: Paper, settings: Settings) -> Judged:
     directions: list[Direction] = [row.direction for row in rows.values()]
     verdict = count_of_settings(directions, wins=paper.range.low, of=paper.range.high)
     ours = f"{directions.count('yes')} of {len(rows)}, {directions.count('open')} open"
-    return Judged(claim, paper, _if_complete(verdict, claim, rows), by_setting=rows, ours=ours)
+    return _if_complete(Judged(claim, paper, verdict, by_setting=rows, ours=ours), rows)
 
 
-def _highest(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+def _highest(claim: Claim, paper: Paper, settings: Settings, *, by: float) -> Judged:
     """An arm's lead over each of the others in the one setting that the claim is about."""
     [name] = claim.settings
     if name not in settings or not all(settings[name].of(arm) for arm in claim.arms):
         return _unmeasured(claim, paper)
-    gaps = {arm: interval_of(settings[name].differences(claim.arm, arm, claim.of)) for arm in claim.among}
+    differences = {arm: settings[name].differences(claim.arm, arm, claim.of) for arm in claim.among}
+    gaps = {arm: narrowed(interval_of(values), by) for arm, values in differences.items()}
     rival = min(gaps, key=lambda arm: gaps[arm].mean)
     direction = together([direction_of(gap, null=0.0, side=1) for gap in gaps.values()])
     ours = f"{gaps[rival].mean:+.1f} to {rival}"
-    return Judged(claim, paper, verdict_of(direction, "–"), direction, interval=gaps[rival], ours=ours)
+    seeds = min(map(len, differences.values()))
+    return Judged(claim, paper, verdict_of(direction, "–"), direction, interval=gaps[rival], ours=ours, seeds=seeds)
 
 
-def _spread(claim: Claim, paper: Paper, settings: Settings) -> Judged:
+def _spread(claim: Claim, paper: Paper, settings: Settings, *, by: float) -> Judged:
     """The largest spread of the arms' means over settings ("up to"), beside the widest of their intervals."""
     spreads: dict[str, float] = {}
-    widest = 0.0
+    widest, seeds = 0.0, MOST_SEEDS
     for name, one in chosen(claim, settings).items():
         means = [mean for arm in claim.among if (mean := one.mean(arm, claim.of)) and mean.count >= FEWEST]
         if len(means) == len(claim.among):
             spreads[name] = max(mean.mean for mean in means) - min(mean.mean for mean in means)
-            widest = max(widest, *(mean.high - mean.low for mean in means))
+            widest = max(widest, *((mean.high - mean.low) / by for mean in means))
+            seeds = min(seeds, *(mean.count for mean in means))
     if not spreads:
         return _unmeasured(claim, paper)
     largest = max(spreads.values())
     size = spread_of(largest, widest=widest, paper=paper.figure)
     ours = f"{largest:.1f} (widest interval {widest:.1f})"
-    return Judged(claim, paper, _if_complete(verdict_of("–", size), claim, spreads), size=size, ours=ours)
+    return _if_complete(Judged(claim, paper, verdict_of("–", size), size=size, ours=ours, seeds=seeds), spreads)
 
 
-JUDGES: dict[str, Callable[[Claim, Paper, Settings], Judged]] = {
+JUDGES: dict[str, Callable[..., Judged]] = {
     "difference": _effect,
     "ratio": _effect,
     "level": _level,
@@ -263,13 +305,14 @@ def _each(claim: Claim, paper: Paper, rows: Mapping[str, InSetting]) -> Judged:
     direction = together([row.direction for row in rows.values()])
     sizes: list[Size] = [row.size for row in rows.values()]
     size: Size = sizes[0] if len(set(sizes)) == 1 else "open"
-    return Judged(claim, paper, _if_complete(verdict, claim, rows), direction, size, by_setting=rows)
+    return _if_complete(Judged(claim, paper, verdict, direction, size, by_setting=rows), rows)
 
 
 def _unmeasured(claim: Claim, paper: Paper) -> Judged:
     return Judged(claim, paper, "not measured here", notes=("not run",))
 
 
-def _if_complete(verdict: Verdict, claim: Claim, rows: Mapping[str, Any]) -> Verdict:
+def _if_complete(judged: Judged, rows: Mapping[str, Any]) -> Judged:
     """Nothing is decided until every setting that the claim is about was measured."""
-    return verdict if set(claim.settings or SETTINGS) <= set(rows) else "not decided"
+    unrun = tuple(name for name in judged.claim.settings or SETTINGS if name not in rows)
+    return replace(judged, verdict="not decided", unrun=unrun) if unrun else judged

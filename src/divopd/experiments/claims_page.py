@@ -35,10 +35,11 @@ def sheets(table: ClaimsTable) -> list[Sheet]:
             ours_cell(one),
             *_words(one),
             verdict_cell(one),
+            missing_cell(one),
         ]
         for one in table.judged
     ]
-    heads = ["", "where", "claim", "paper", "ours [95 %]", "direction", "size", "verdict"]
+    heads = ["", "where", "claim", "paper", "ours [95 %]", "direction", "size", "verdict", "what would decide it"]
     by_setting = [
         [one.claim.id, _short(name), _shown(row.interval, one.claim), row.direction, row.size]
         for one in table.judged
@@ -96,6 +97,17 @@ def ours_cell(judged: Judged) -> str:
 
 def verdict_cell(judged: Judged) -> str:
     return f"{judged.verdict} ({', '.join(judged.notes)})" if judged.notes else judged.verdict
+
+
+def missing_cell(judged: Judged) -> str:
+    """What a claim that is not decided lacks: settings that were not run, or seeds."""
+    if judged.verdict != "not decided":
+        return ""
+    if judged.unrun:
+        return f"runs of {', '.join(map(_short, judged.unrun))}"
+    if judged.seeds_to_decide is None:
+        return "no number of seeds"
+    return f"about {judged.seeds_to_decide:,} seeds"
 
 
 def _words(judged: Judged) -> tuple[str, str]:
@@ -189,6 +201,8 @@ def _json(table: ClaimsTable) -> dict[str, Any]:
             "size": one.size,
             "verdict": one.verdict,
             "notes": one.notes,
+            "unrun": one.unrun,
+            "seeds_to_decide": one.seeds_to_decide,
         }
         for one in table.judged
     ]
