@@ -12,6 +12,7 @@ from divopd.experiments.regimes import (
     PAPER,
     Library,
     Range,
+    RecordedWorld,
     Tried,
     best_of,
     compose_recorded,
@@ -20,6 +21,9 @@ from divopd.experiments.regimes import (
     search,
     try_regime,
 )
+from divopd.pipeline.begin import begin_run
+from divopd.run.folder import RunFolder
+from divopd.store import Store
 from divopd.turns import Rollout
 from strategies import turn
 
@@ -75,6 +79,32 @@ def test_figures_follow_from_how_rollouts_arrive() -> None:
     assert some["dead_share"] == 0 < dead["dead_share"]
     assert some["never_selected"] < more["never_selected"]
     assert some["load"] < more["load"]
+
+
+def test_a_batch_that_arrives_after_the_limit_is_trained() -> None:
+    """The learner waits longer than it may, then nine turns come at once: they are looked at before it gives up."""
+    late = ("explorer.rollouts_in_flight=1", "learner.max_wait_s=1", "costs.rollout_s=5", "learner.updates=2")
+    config = load_config(CONFIGS / "vanilla.yaml", [*QUICK, *late])
+    assert compose_recorded(config, Library([recorded("whole", turns=9)]))["dead_share"] == 0
+
+
+class OrderedWorld(RecordedWorld):
+    """Writes down when every rollout arrived."""
+
+    def _arrive(self, number: int) -> None:
+        self.moments = [*getattr(self, "moments", []), self.slots[number].ends_at]
+        super()._arrive(number)
+
+
+def test_rollouts_arrive_in_the_order_in_which_they_end(tmp_path: Path) -> None:
+    """However much their times differ: none starts together with one that may end before it starts."""
+    config = load_config(CONFIGS / "vanilla.yaml", [*QUICK, "costs.jitter=0.9", "explorer.rollouts_in_flight=12"])
+    begin_run(config, tmp_path)
+    with Store.open(tmp_path) as store:
+        world = OrderedWorld(config, store, RunFolder(tmp_path), library())
+        world._explore(until=60.0)
+    assert len(world.moments) > 100
+    assert world.moments == sorted(world.moments)
 
 
 def test_a_trial_tells_what_is_outside_and_stops_where_it_cannot_win() -> None:
