@@ -1,5 +1,6 @@
 """The table of what was tried beside the preregistered comparisons."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from divopd.experiments.results import Result, SettingResults, load_result
 from paper_results import store_result, wanted_run
 
 
-def stored(out: Path, rates: dict[str, list[list[float]]], *, setting: str) -> SettingResults:
+def stored(out: Path, rates: Mapping[str, Sequence[Sequence[float]]], *, setting: str) -> SettingResults:
     """Rates of evaluations at updates 0, 5, 10 …, by arm and seed."""
     found: list[Result] = []
     for arm, seeds in rates.items():
@@ -27,7 +28,7 @@ def stored(out: Path, rates: dict[str, list[list[float]]], *, setting: str) -> S
 
 
 def test_differences_are_early_areas_of_the_same_seed(tmp_path: Path) -> None:
-    """nAUC up to update 8 of 0, 40, 40 is (100 + 120) / 8; after it nothing counts but for the mean of the last five."""
+    """Eight points everywhere up to update 8; what comes later counts only in the mean of the last five."""
     curves = {
         "vanilla": [[0, 40, 40, 40, 40], [0, 40, 40, 40, 40], [0, 40, 40, 40, 40]],
         "top-b": [[8, 48, 48, 40, 40], [8, 48, 48, 90, 90], [8, 48, 48, 40, 40]],
