@@ -191,6 +191,7 @@ function madeByTable(context) {
   if (!shown.length) return card("What made the runs", null, empty("Not known", "These are replays, or an older version made them: they have no run.json."));
   const words = (text) => text.split(" ").flatMap((word) => [el("span", { class: "word" }, visible(word)), " "]); // not broken at hyphens
   const nodes = {
+    began: (text) => el("span", { class: "moment" }, visible(text)),
     command: (text) => el("code", {}, words(text)),
     packages: (text) => el("details", {}, el("summary", {}, plural(text.split(", ").length, "package")), visible(text)),
   };
