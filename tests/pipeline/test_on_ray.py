@@ -23,6 +23,7 @@ from divopd.pipeline.begin import begin_run
 from divopd.pipeline.on_ray import ActorWorker, RayRun, StoreActor
 from divopd.pipeline.wishes import Wishes
 from divopd.records import UpdateRecord
+from divopd.run.doing import read_now
 from divopd.run.durable_folder import numbered_folders
 from divopd.run.folder import RunFolder
 from divopd.store import Store
@@ -143,6 +144,37 @@ def test_sigusr1_checkpoints_and_sigterm_stops(cluster: Cluster, models: Path, t
         assert "divopd: SIGUSR1: makes a checkpoint and goes on\ndivopd: SIGTERM: " in said
         assert "without a checkpoint" not in said
         assert [int(folder.name) for folder in numbered_folders(run / "checkpoints")][-1] == store.updates - 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_every_actor_says_what_it_does(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    """Also those of the other node: the store's actor writes it in the run's folder; gone when the run is over."""
+    del cluster
+    settings = config(models, clock="live", cluster="ray", learner={"updates": 12}, evaluation={"every": 4, "tasks": 3})
+    begin_run(settings, tmp_path / "run")
+    folder, heard = RunFolder(tmp_path / "run"), dict[str, set[tuple[str, str]]]()
+
+    class Watched(RayRun):
+        """Looks each time that the run does."""
+
+        def wait(self) -> None:
+            super().wait()
+            for name, now in read_now(folder.now).items():
+                heard.setdefault(name, set()).add((now.role, now.what))
+
+    Watched(settings, tmp_path / "run", observer=Listener(), wishes=Wishes()).run()
+    assert {name: {role for role, _ in said} for name, said in heard.items()} == {
+        "learner": {"learner"},
+        "teacher": {"teacher"},
+        "evaluator": {"evaluator"},
+        "explorer-0": {"explorer"},
+    }
+    words = {what for said in heard.values() for _, what in said}
+    assert {"training update", "scoring rollouts"} <= words
+    assert any(what.startswith("evaluating version ") for what in words)
+    assert any(what.startswith("playing rollouts with version ") for what in words)
+    assert not folder.now.exists()
 
 
 def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:

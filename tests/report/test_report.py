@@ -202,10 +202,12 @@ def test_what_held_a_run_up_is_listed(tmp_path: Path) -> None:
     with StoreViews.open(run) as store:
         happened = health(store)["happened"]
     starved = "the queue had no turn that could be trained"
+    begun = "every run begins so: its first rollouts were being played and scored"
     assert happened == [
         {"what": "teacher away", "first": 1, "last": 2, "seconds": 12.5, "why": "refused"},
         {"what": "teacher away", "first": None, "last": None, "seconds": None, "why": "timed out"},
-        {"what": "starved", "first": 0, "last": 2, "seconds": 1.5, "why": starved},
+        {"what": "starved", "first": 0, "last": 0, "seconds": 0.5, "why": begun},
+        {"what": "starved", "first": 1, "last": 2, "seconds": 1.0, "why": starved},
         {"what": "starved", "first": 4, "last": 5, "seconds": 1.0, "why": starved},
     ]
 

@@ -305,6 +305,22 @@ def test_a_run_is_seen_going_on(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
+def test_a_live_page_asks_for_new_updates_only(client: Client) -> None:
+    """What it has already and what is new make the whole, column by column."""
+    part = """async (known) => {
+        const all = structuredClone(await server.updates("divopd"));
+        const some = Object.fromEntries(Object.entries(all.columns).map(([name, own]) => [name, own.slice(0, known)]));
+        seenUpdates.set("divopd", { columns: some, pressure: null, clock: null, count: known });
+        return [all, await server.updates("divopd")];
+    }"""
+    with opened(client.address) as page:
+        for known in (0, 4, 9):
+            at_once, joined = page.evaluate(part, known)
+            assert joined["count"] == len(joined["columns"]["update"]) == 9
+            assert joined["columns"] == at_once["columns"]
+
+
+@pytest.mark.browser
 def test_a_server_that_is_gone_is_told(client: Client) -> None:
     """What was shown stays, with a line that says so, until the server answers again."""
     with opened(client.address, expected="ERR_CONNECTION_REFUSED") as page:

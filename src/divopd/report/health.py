@@ -6,7 +6,7 @@ known. The terminal tells a sentence when it first holds; the page tells over wh
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from divopd.composers.composer import Settings
@@ -42,6 +42,7 @@ class Evidence:
     beta: float = 1.0
     unseen_words: Sequence[str] = ()  # of evaluation tasks, which no training rollout has had
     looked_at: int = 0  # training rollouts, for these words
+    first: Sequence[UpdateRecord] = ()  # the first updates of the run, if they are known
 
     @property
     def recent(self) -> Sequence[UpdateRecord]:
@@ -49,14 +50,23 @@ class Evidence:
 
 
 def same_models(evidence: Evidence) -> str | None:
-    """Student equals teacher: there is nothing to learn."""
+    """Student equals teacher: there is nothing to learn.
+
+    Adam divides a gradient by its size, so that rounding alone moves such a student away: the first updates tell, by
+    the rows that they were given.
+    """
+    begun = [abs(one.batch.kl_per_token) for one in evidence.first if one.learner and one.learner.valid_tokens]
     taught = [one for one in evidence.recent if one.learner is not None and one.learner.valid_tokens]
     gaps = [max(abs(one.batch.kl_per_token), abs(one.learner.learner_kl_per_token)) for one in taught if one.learner]
-    if len(gaps) < FEW or max(gaps) >= SAME_KL:
+    if len(begun) >= FEW and max(begun) < SAME_KL:
+        when = f"the first {len(begun)} updates"
+    elif len(gaps) >= FEW and max(gaps) < SAME_KL:
+        when = f"all of the last {len(gaps)} updates"
+    else:
         return None
     return (
-        f"student and teacher agree on every token (KL below {SAME_KL:g} in all of the last {len(gaps)} updates), so "
-        "there is nothing to learn: check that student.model and teacher.model are different models"
+        f"student and teacher agree on every token (KL below {SAME_KL:g} in {when}), so there is nothing to learn: "
+        "check that student.model and teacher.model are different models"
     )
 
 
@@ -181,7 +191,8 @@ def history_of(
     for update in looks or [-1]:
         window = [updates[number] for number in range(update + 1 - WINDOW, update + 1) if number in updates]
         known = [one for one in evaluations if one.version <= update + 1]
-        evidence = Evidence(window, known, last.settings, last.beta, last.unseen_words, last.looked_at)
+        first = [updates[number] for number in range(FEW) if number in updates and number <= update]
+        evidence = replace(last, updates=window, evaluations=known, first=first)
         for name, sentence in warnings_of(evidence).items():
             first = held[name].first if name in held else update
             held[name] = Held(name, sentence, first, update, now=update == (looks or [-1])[-1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from divopd.metrics import final_five, late_batch, peak
 from divopd.records import BatchFigures, EvaluationRecord, UpdateRecord
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
-from divopd.report.health import Evidence, warnings_of
+from divopd.report.health import FEW, Evidence, warnings_of
 from divopd.report.printable import printable
 from divopd.report.run_tables import final_five_text, new_table, plain_console, quantity
 from divopd.report.runs import RunFigures, read_run
@@ -36,6 +36,7 @@ class TerminalView:
         self.config = config
         self.console = console or plain_console()
         self._updates: deque[UpdateRecord] = deque(maxlen=WINDOW + 1)
+        self._first: list[UpdateRecord] = []  # of the run; a run that goes on does not hear of them again
         self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # when those updates were made, in real seconds
         self._evaluations: list[EvaluationRecord] = []
         self._expired = 0
@@ -69,6 +70,7 @@ class TerminalView:
         if record.warning and not (self._updates and self._updates[-1].warning):
             self.console.print(record.warning, soft_wrap=True)  # when it begins, not at every update from then on
         self._updates.append(record)
+        self._first += [record] if record.update < FEW else []
         self._moments.append(now)
         self._expired += record.queue.stale + record.queue.aged_out
         self._other_s = max(0.0, now - before - sum(_stages(record).values()))
@@ -84,7 +86,7 @@ class TerminalView:
         """Tell what is probably wrong, each thing once."""
         config = self.config
         evidence = Evidence(
-            list(self._updates), self._evaluations, config.composer, config.learner.beta, unseen, looked_at
+            list(self._updates), self._evaluations, config.composer, config.learner.beta, unseen, looked_at, self._first
         )
         for name, sentence in warnings_of(evidence).items():
             if name not in self._warned:

@@ -23,10 +23,11 @@ def unseen_words(store: StoreViews) -> tuple[list[str], int]:
     for rollout in _spread(store.rollout_ids(), LOOKED_AT):
         if not left:
             return [], 0
-        prompt = _last_prompt(store, rollout)
-        looked_at += bool(prompt)
-        for is_mark, piece in groupby(prompt, key=words.marks.__contains__):  # without marks, words would grow together
-            left -= set() if is_mark else words_in(words.text(list(piece)))
+        prompts = _prompts(store, rollout)
+        looked_at += bool(prompts)
+        for prompt in prompts:
+            for is_mark, piece in groupby(prompt, key=words.marks.__contains__):  # or words would grow together
+                left -= set() if is_mark else words_in(words.text(list(piece)))
     return (sorted(left), looked_at) if looked_at else ([], 0)
 
 
@@ -36,9 +37,13 @@ def _spread(items: Sequence[str], count: int) -> list[str]:
     return [items[int(place * step)] for place in range(min(len(items), count))]
 
 
-def _last_prompt(store: StoreViews, rollout: str) -> Sequence[int]:
-    """What stood before the last response, the history with it; nothing if its tokens were dropped."""
+def _prompts(store: StoreViews, rollout: str) -> list[Sequence[int]]:
+    """What stood before the first response, and before the last one with the history; none if tokens were dropped.
+
+    A long history is cut at its front, where the task is named: the last prompt alone would not have it.
+    """
+    turns = store.turns_of(rollout)
     try:
-        return store.whole(store.turns_of(rollout)[-1]).prompt_ids
+        return [store.whole(turn).prompt_ids for turn in ((turns[0], turns[-1]) if len(turns) > 1 else turns)]
     except StoreError:
-        return ()
+        return []

@@ -15,6 +15,7 @@ from divopd.records import Clock, QueueFigures, Spent, UpdateRecord, encode_eval
 from divopd.report.explanation import explain
 from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, queue_pressure
+from divopd.report.page.made_by import made_by
 from divopd.report.run_comparison import flat_settings
 from divopd.report.runs import costs_at, costs_by_version, ranks_of, stored_config, utilization_so_far
 from divopd.store.views import StoreViews
@@ -70,6 +71,7 @@ def summary(store: StoreViews, name: str) -> Json:
         "seed": settings.seed if settings else config.get("seed"),
         "environment": config.get("environment", {}).get("name"),
         "settings": flat_settings(config),
+        "made_by": made_by(folder),
         "batch_size": settings.batch_size if settings else None,
         "clock": _clock(last),
         "kind": "run" if config else "replay",

@@ -38,13 +38,14 @@ def _absences(store: StoreViews) -> list[Json]:
 
 
 def _starved(records: Mapping[int, UpdateRecord]) -> list[Json]:
-    """Stretches of updates before each of which nothing in the queue could be trained for a while."""
+    """Stretches of updates before each of which nothing in the queue could be trained for a while; the first alone."""
     happened: list[Json] = []
     for update, record in records.items():
         if not record.starved_s:
             continue
-        if not happened or happened[-1]["last"] != update - 1:
+        if not happened or happened[-1]["last"] != update - 1 or update == 1:
             why = "the queue had no turn that could be trained"
+            why = "every run begins so: its first rollouts were being played and scored" if update == 0 else why
             happened.append({"what": "starved", "first": update, "last": update, "seconds": 0.0, "why": why})
         happened[-1] |= {"last": update, "seconds": happened[-1]["seconds"] + record.starved_s}
     return happened

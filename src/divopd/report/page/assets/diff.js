@@ -19,8 +19,9 @@ views.diff = {
   title: "Two runs",
   about: "One run beside another: figures, differences, curves, settings.",
   async load(context) {
-    const named = (key, other) => context.runs.find((run) => run.name === context.choice(key, "")) || context.runs[other];
-    const [a, b] = [named("a", 0), named("b", 1) || context.runs[0]];
+    const named = (key) => context.runs.find((run) => run.name === context.choice(key, ""));
+    const a = named("a") || context.runs[0];
+    const b = named("b") || context.runs.find((run) => run.method !== a.method && run.seed === a.seed) || context.runs.find((run) => run !== a) || a;
     if (a === b) return { a, b };
     const both = [a, b];
     return {
@@ -37,7 +38,7 @@ views.diff = {
       el("button", { type: "button", class: "tool", "data-key": "swap", onclick: () => context.chooseAll({ a: b.name, b: a.name }) }, "Swap"));
     if (a === b) return [controls, empty("Two different runs are needed", context.runs.length < 2 ? source.live ? "This page has only one run: divopd watch takes a folder of several." : "This report has only one run: divopd report takes several." : "Choose another run for A or B.")];
     const both = [a, b];
-    const colours = new Map(both.map((run) => [run.name, context.colours.get(run.name)]));
+    const colours = new Map(both.map((run) => [run.name, context.allColours.get(run.name)]));
     const legend = both.map((run, place) => [`${"AB"[place]}: ${run.name}`, colours.get(run.name)]);
     const pair = { ...context, shown: both, colours, groups: groupsOf(both), banded: false, lineColours: colours, lineLegend: legend };
     const rates = both.flatMap((run, place) => inRange(pair, curves[place].evaluations.map((one) => ({ run: run.name, x: one[pair.axis], y: one.success_rate, update: one.version }))));
@@ -61,7 +62,7 @@ function measuresCard(both, comparison, flows) {
   const target = comparison.target;
   const addCost = (name, [x, y], goal) => {
     const format = (value) => (value === null ? MISSED : name.endsWith("_s") ? show.seconds(value) : show.quantity(value));
-    rows.push({ measure: `${AXES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: "" });
+    rows.push({ measure: `${AXES[name]} to ${goal}`, a: format(x), b: format(y), difference: x === null || y === null ? null : y - x, unit: name.endsWith("_s") ? "s" : "" });
   };
   for (const [place, other] of (comparison.targets || []).entries()) {
     if (other !== target) addCost("trained_tokens", comparison.standings.map(({ to_targets: all }) => all[place].costs && all[place].costs.trained_tokens), `${other} %`);
@@ -90,7 +91,8 @@ function settingsCard(a, b) {
   const names = [...new Set([...Object.keys(a.settings), ...Object.keys(b.settings)])];
   const text = (value) => (value === undefined ? "not set" : JSON.stringify(value));
   const always = [{ setting: "method", a: a.method, b: b.method }, { setting: "seed", a: String(a.seed), b: String(b.seed) }];
-  const rows = [...always, ...names.map((setting) => ({ setting, a: text(a.settings[setting]), b: text(b.settings[setting]) }))].filter((row) => row.a !== row.b);
+  const made = Object.keys(MADE_BY).filter((key) => !["began", "command"].includes(key)).map((key) => ({ setting: MADE_BY[key], a: (a.made_by || {})[key] || "not known", b: (b.made_by || {})[key] || "not known" }));
+  const rows = [...always, ...made, ...names.map((setting) => ({ setting, a: text(a.settings[setting]), b: text(b.settings[setting]) }))].filter((row) => row.a !== row.b);
   const columns = [{ key: "setting", label: "setting", text: true }, { key: "a", label: "A", text: true }, { key: "b", label: "B", text: true }];
-  return card("Settings that differ", null, rows.length ? sortableTable({ columns, rows, caption: "Settings that differ" }) : empty("None", "Both runs have the same settings, method and seed."));
+  return card("Settings that differ", "And the code, machine and packages that made the runs, where these do.", rows.length ? sortableTable({ columns, rows, caption: "Settings that differ" }) : empty("None", "Both runs have the same settings, method and seed."));
 }

@@ -30,9 +30,9 @@ function figure({ title, note, name, rows, draw, height = 260, legend = [] }) {
   const buttons = el("div", { class: "tools" });
   const key = el("div", { class: "legend" }, legend.map(([label, colour]) => el("span", {}, dot(colour), visible(label))));
   const node = el("figure", { class: "card", "aria-label": title },
-    el("figcaption", {}, el("h3", {}, title), buttons, note ? el("p", {}, note) : null), legend.length ? key : null, body, table);
+    el("figcaption", {}, el("h3", {}, title), buttons, note ? el("p", {}, note) : null), legend.length && rows.length ? key : null, body, table);
   if (!rows.length) {
-    body.append(empty("Nothing to draw yet", "There are no figures of this kind in the runs that are shown."));
+    body.append(empty("Nothing to draw", "The runs that are shown have not recorded it: it is too early, they are replays, or an older version made them."));
     return node;
   }
   let width = 0;
@@ -111,7 +111,7 @@ function lineControls(context, { smooth = true, seeds = true, more = null } = {}
 function inRange(context, rows) {
   if (!rows.length) return rows;
   const last = rows.at(-1).update;
-  const first = context.range in PARTS ? PARTS[context.range] * last : last - Number(context.range);
+  const first = context.range in PARTS ? PARTS[context.range] * last : last - Number(context.range) + 1;
   return rows.filter((row) => row.update >= first);
 }
 
@@ -147,6 +147,55 @@ function updateFigure(context, made, { title, note, name, of, format, height = 2
       tip: (row) => `${visible(row.run)}\nupdate ${row.update}: ${format(row.exact)}${size > 1 ? `\nrunning mean: ${format(row.y)}` : ""}`,
     }),
   });
+}
+
+// ── bars over updates ────────────────────────────────────────────────────────────────────────────────────────────
+
+// Where the bar of each update in the range begins and ends. What a run has not counted is drawn over updates.
+function spansOf(context, updates) {
+  const counted = updates.every((row) => xOf(context.axis, row) !== null && xOf(context.axis, row) !== undefined);
+  const axis = counted ? context.axis : "version";
+  const ends = updates.map((row) => (axis === "version" ? row.update + 1 : xOf(axis, row)));
+  const first = axis === "version" && updates.length ? updates[0].update : 0;
+  return { axis, spans: inRange(context, updates.map((row, place) => ({ update: row.update, from: place ? ends[place - 1] : first, to: ends[place] }))) };
+}
+
+const MOST_BARS = 120; // so many can be told apart
+
+// Bars of parts that stand on one another. A row has an update, and what `part` and `value` name.
+function stackFigure(context, updates, { title, note, name, rows, part, value, parts, colours, format, height = 240 }) {
+  const { axis, spans } = spansOf(context, updates);
+  const step = Math.max(1, Math.ceil(spans.length / MOST_BARS));
+  const bars = d3.groups(spans, (_, place) => Math.floor(place / step)).map(([, own]) => ({ update: own[0].update, from: own[0].from, to: own.at(-1).to, updates: own.map((one) => one.update) }));
+  const barOf = new Map(bars.flatMap((bar) => bar.updates.map((update) => [update, bar])));
+  const inside = rows.filter((row) => barOf.has(row.update));
+  const drawn = d3.rollups(inside, (own) => d3.mean(own, (row) => row[value]), (row) => barOf.get(row.update), (row) => row[part])
+    .flatMap(([bar, own]) => own.map(([key, mean]) => ({ ...bar, part: key, mean })));
+  return figure({
+    title, note: step > 1 ? `${note} Means of ${step} updates.` : note, name, rows: inside, height, legend: parts.map((key, place) => [spoken(key), colours[place % colours.length]]),
+    draw: (width, tall) => chart(width, tall, {
+      x: { label: `${AXES[axis]} →`, tickFormat: shortNumber, ticks: countTicks(bars.flatMap((bar) => [bar.from, bar.to]), width / 90) }, y: { label: `↑ ${value}`, grid: true, tickFormat: shortNumber },
+      color: { domain: parts, range: parts.map((_, place) => colours[place % colours.length]) },
+      marks: [Plot.rectY(drawn, { x1: "from", x2: "to", y: "mean", fill: "part", order: parts, insetLeft: 0.4, insetRight: 0.4, title: (row) => `update ${row.update}\n${spoken(row.part)}: ${format(row.mean)}` }), Plot.ruleY([0])],
+    }),
+  });
+}
+
+// ── names beside rows ────────────────────────────────────────────────────────────────────────────────────────────
+
+// Names of the rows of a chart: beside them; on a phone, where they would be cut, above them.
+function rowNames(width, names) {
+  const longest = 20 + 7 * d3.max(names, (name) => visible(name).length);
+  if (longest <= 0.42 * width) return { marginLeft: longest, y: { label: null, domain: names, tickFormat: visible }, marks: [], above: false };
+  const text = Plot.text(names, { y: (name) => name, text: visible, frameAnchor: "left", textAnchor: "start", dx: 2, dy: -15, fill: "currentColor", stroke: "var(--card)", strokeWidth: 4 });
+  return { marginLeft: 12, y: { axis: null, domain: names }, marks: [text], above: true };
+}
+
+// A dot for every run in every row; those of equal value stand below one another.
+function runDots(rows, { x, y, colours, r }) {
+  const runs = [...colours.keys()].filter((run) => rows.some((row) => row.run === run));
+  const apart = Math.min(4, 12 / runs.length);
+  return runs.map((run, place) => Plot.dot(rows.filter((row) => row.run === run), { x, y, fill: colours.get(run), r, dy: apart * (place - (runs.length - 1) / 2) }));
 }
 
 // ── seeds of one method ──────────────────────────────────────────────────────────────────────────────────────────
@@ -198,6 +247,7 @@ function runLines(width, height, { rows, context, x, y, marks = [], dots = false
 function lines(width, height, { rows, colours, x, y, marks = [], over = [], dots = false, tip, thin = () => false }) {
   const [faint, full] = [rows.filter((row) => thin(row.run)), rows.filter((row) => !thin(row.run))];
   const stroke = (row) => colours.get(row.run);
+  const single = dots ? [] : d3.groups(rows, (row) => row.run).filter(([, own]) => own.length === 1).map(([, [row]]) => row); // no line yet
   return chart(width, height, {
     x: { label: x, tickFormat: shortNumber, ticks: countTicks(rows.map((row) => row.x), width / 90), ...(dots ? { insetLeft: 6, insetRight: 6 } : {}) },
     y: { label: y, grid: true, nice: true, ticks: Math.max(3, height / 45), tickFormat: shortNumber, ...(rows.some((row) => row.y) ? { zero: true } : { domain: [0, 1] }) },
@@ -206,6 +256,7 @@ function lines(width, height, { rows, colours, x, y, marks = [], over = [], dots
       ...marks,
       Plot.lineY(faint, { x: "x", y: "y", stroke, z: "run", strokeWidth: 1, strokeOpacity: 0.55 }),
       Plot.lineY(full, { x: "x", y: "y", stroke, z: "run", strokeWidth: 2, curve: "linear" }),
+      Plot.dot(single, { x: "x", y: "y", fill: stroke, r: 3 }),
       dots ? Plot.dot(full, { x: "x", y: "y", fill: stroke, r: 3 }) : null,
       dots ? Plot.dot(faint, { x: "x", y: "y", fill: stroke, fillOpacity: 0.55, r: 2 }) : null,
       ...over,

@@ -40,7 +40,8 @@ function runCard(run, { comparison, pressure, colour }) {
   const facts = [
     ["peak", show.rate(run.peak_rate)],
     ["last five", standing ? `${lastFive(standing)} %` : NONE],
-    ["rollouts never used", standing ? `${show.percent(standing.never_selected)} (bound ${show.percent(standing.unreachable)})` : NONE],
+    ["rollouts never used", standing ? show.percent(standing.never_selected) : NONE],
+    ["bound of that", standing ? show.percent(standing.unreachable) : NONE],
     ["turns", show.whole(run.turns)],
   ];
   const planned = run.planned || run.updates;
@@ -84,6 +85,7 @@ views.learning = {
       kindsFigure(context, curves),
       ...[standingsTable(context, comparison)].flat(),
       methodsTable(comparison),
+      madeByTable(context),
       ...(comparison.notes || []).map((note) => el("p", { class: "note" }, visible(`Note: ${note}.`))),
     ];
   },
@@ -99,17 +101,16 @@ function kindsFigure(context, curves) {
   return figure({
     title: "Success rate by kind of task", note: "The last evaluation of each run, in percent.", name: "success-by-kind", rows, legend: context.legend,
     height: 60 + 24 * kinds.size,
-    draw: (width, height) => chart(width, height, {
-      marginLeft: Math.min(0.35 * width, 14 + 7 * d3.max([...kinds], (kind) => kind.length)),
+    draw: (width, height) => { const names = rowNames(width, [...kinds].sort()); return chart(width, height + (names.above ? 14 * kinds.size : 0), {
+      marginLeft: names.marginLeft, y: names.y,
       x: { label: "success rate (%) →", domain: [0, 100], grid: true },
-      y: { label: null },
-      color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
       marks: [
         Plot.ruleY(rows, Plot.groupY({ x1: "min", x2: "max" }, { y: "kind", x1: "rate", x2: "rate", strokeOpacity: 0.3 })),
-        Plot.dot(rows, { x: "rate", y: "kind", fill: "run", r: 5 }),
+        ...runDots(rows, { x: "rate", y: "kind", colours: context.colours, r: 4.5 }),
+        ...names.marks,
         Plot.tip(rows, Plot.pointer({ x: "rate", y: "kind", title: (row) => `${visible(row.run)}\n${row.kind}: ${show.rate(row.rate)}\nversion ${row.version}` })),
       ],
-    }),
+    }); },
   });
 }
 
@@ -167,15 +168,38 @@ function methodsTable(comparison) {
     const scale = shares.includes(name) ? 100 : 1;
     return `${(scale * one.mean).toFixed(1)}${one.high === null ? "" : ` ± ${(scale * (one.high - one.mean)).toFixed(1)}`}`;
   };
-  const measures = { peak: "%", final_five: "%", nauc: "%", never_selected: "%", effective_rollouts: "", top1_share: "%", dead_share: "%" };
+  const measures = {
+    peak: ["peak", "%"], final_five: ["last five", "%"], nauc: [`nAUC@${comparison.budget}`, "%"], never_selected: ["never used", "%"],
+    effective_rollouts: ["effective rollouts", ""], top1_share: ["largest rollout", "%"], dead_share: ["dead rows", "%"],
+  };
   const columns = [
     { key: "label", label: "method", text: true },
     { key: "seeds", label: "seeds" },
-    ...Object.entries(measures).map(([key, unit]) => ({
-      key, unit, label: spoken(key), value: (row) => row.means[key] && row.means[key].mean, format: (_, row) => interval(key)(row),
+    ...Object.entries(measures).map(([key, [label, unit]]) => ({
+      key, unit, label, value: (row) => row.means[key] && row.means[key].mean, format: (_, row) => interval(key)(row),
     })),
   ];
   return card("Methods over their seeds", "Mean ± half of the 95 % interval.", sortableTable({ columns, rows: methods, caption: "Methods over their seeds" }));
+}
+
+const MADE_BY = { command: "command", commit: "commit", lock: "lock", machine: "machine", gpus: "GPU", python: "Python", packages: "packages", began: "began" };
+
+// The cards of the runs: which code on which machine made them, and how.
+function madeByTable(context) {
+  const rows = context.shown.map((run) => ({ run: run.name, ...run.made_by }));
+  const shown = Object.keys(MADE_BY).filter((key) => rows.some((row) => row[key]));
+  if (!shown.length) return card("What made the runs", null, empty("Not known", "These are replays, or an older version made them: they have no run.json."));
+  const words = (text) => text.split(" ").flatMap((word) => [el("span", { class: "word" }, visible(word)), " "]); // not broken at hyphens
+  const nodes = {
+    began: (text) => el("span", { class: "moment" }, visible(text)),
+    command: (text) => el("code", {}, words(text)),
+    packages: (text) => el("details", {}, el("summary", {}, plural(text.split(", ").length, "package")), visible(text)),
+  };
+  const columns = [
+    { key: "run", label: "run", text: true, node: runCell(context) },
+    ...shown.map((key) => ({ key, label: MADE_BY[key], text: key === "command" ? "wide" : true, ...(key in nodes ? { node: (row) => (row[key] ? nodes[key](row[key]) : NONE) } : {}) })),
+  ];
+  return card("What made the runs", "The card of each run (run.json), written when it began. Lock: a digest of the locked versions.", sortableTable({ columns, rows, caption: "What made the runs", look: "dense" }));
 }
 
 views.cost = {
@@ -232,8 +256,7 @@ function ratiosFigure(context, standings, goal) {
     draw: (width, height) => chart(width, height, {
       marginLeft: 124,
       x: { label: "ratio →", grid: true, zero: true }, y: { label: null, domain: COSTS.map((name) => AXES[name]) },
-      color: { domain: [...context.colours.keys()], range: [...context.colours.values()] },
-      marks: [Plot.ruleX([1], { strokeDasharray: "4 4" }), Plot.dot(rows, { x: "ratio", y: "currency", fill: "run", r: 6 }),
+      marks: [Plot.ruleX([1], { strokeDasharray: "4 4" }), ...runDots(rows, { x: "ratio", y: "currency", colours: context.colours, r: 5 }),
         Plot.tip(rows, Plot.pointer({ x: "ratio", y: "currency", title: (row) => `${visible(row.run)}\n${row.currency}: ${show.times(row.ratio)}` }))],
     }),
   });

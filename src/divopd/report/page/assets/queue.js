@@ -41,7 +41,7 @@ function happenedCard(context, healths) {
     { key: "seconds", label: "seconds", format: (v, row) => (v === null ? (row.what === "starved" ? NONE : "until the end, or not recorded") : show.seconds(v)) },
     { key: "why", label: "why", text: "wide" },
   ];
-  const note = "Teacher away: it could not be reached, in real seconds; its rollouts waited and were scored afterwards. Starved: the part of a learner's wait in which nothing in the queue could be trained, on the run's clock.";
+  const note = "Teacher away (teacher_away in the store): it could not be reached, in real seconds; its rollouts waited and were scored afterwards, so no turn is lost. Starved: the part of a learner's wait in which nothing in the queue could be trained, on the run's clock; add explorers or a faster teacher where it is long.";
   return card("What held the runs up", note, rows.length ? sortableTable({ columns, rows, caption: "What held the runs up" }) : empty("Nothing", "No teacher was away, and no learner starved."));
 }
 
@@ -49,7 +49,7 @@ function verdictCard(context, run, pressure) {
   const head = el("header", {}, el("h3", {}, visible(run.name)), el("p", {}, pressure ? pressure.verdict : "no verdict"));
   if (!pressure) return el("article", { class: "card run-card", style: { "--run": context.colours.get(run.name) } }, head, empty("Too early to tell", "Two updates are needed."));
   return el("article", { class: "card run-card", style: { "--run": context.colours.get(run.name) } }, head,
-    el("p", { class: "big" }, show.times(pressure.load), el("small", {}, "turns arrive for each one trained")),
+    el("p", { class: "big" }, show.times(pressure.load), el("small", {}, "turns arrive per turn trained")),
     el("p", { class: `verdict ${pressure.verdict}` }, `${pressure.situation}.`),
     pressure.advice.length ? el("div", {}, el("p", { class: "small" }, "What would help, in order:"), el("ol", {}, pressure.advice.map((text) => el("li", {}, text)))) : el("p", { class: "small" }, "Nothing needs to change."));
 }
@@ -60,8 +60,9 @@ views.time = {
   load: (context) => Promise.all(context.shown.map((run) => source.updates(run.name))),
   render(context, made) {
     return [
-      el("div", { class: "grid wide" }, context.shown.map((run, place) => stagesFigure(run, rowsOf(made[place].columns)))),
-      el("div", { class: "grid wide" }, context.shown.map((run, place) => clockFigure(run, made[place]))),
+      lineControls(context, { smooth: false, seeds: false }),
+      el("div", { class: "grid wide" }, context.shown.map((run, place) => stagesFigure(context, run, rowsOf(made[place].columns)))),
+      el("div", { class: "grid wide" }, context.shown.map((run, place) => clockFigure(context, run, made[place]))),
       stagesTable(context, made),
     ];
   },
@@ -74,27 +75,13 @@ function stagesOf(columns) {
   return d3.sort(stages, (stage) => (STAGES.includes(stage) ? STAGES.indexOf(stage) : STAGES.length));
 }
 
-function stackedFigure({ title, note, name, rows, stages, colours }) {
-  const step = Math.max(1, Math.ceil((d3.max(rows, (row) => row.update) + 1) / 120) || 1);
-  const drawn = d3.rollups(rows, (own) => d3.mean(own, (row) => row.seconds), (row) => Math.floor(row.update / step) * step, (row) => row.stage)
-    .flatMap(([update, own]) => own.map(([stage, seconds]) => ({ update, stage, seconds })));
-  return figure({
-    title, note: step > 1 ? `${note} Means of ${step} updates.` : note, name, rows, height: 240, legend: stages.map((stage, place) => [stage, colours[place % colours.length]]),
-    draw: (width, height) => chart(width, height, {
-      x: { label: "update →", tickFormat: shortNumber, ticks: countTicks(drawn.map((row) => row.update), width / 90) }, y: { label: "↑ seconds", grid: true },
-      color: { domain: stages, range: stages.map((_, place) => colours[place % colours.length]) },
-      marks: [Plot.rectY(drawn, { x1: "update", x2: (row) => row.update + step, y: "seconds", fill: "stage", order: stages, insetLeft: 0.4, insetRight: 0.4, title: (row) => `update ${row.update}\n${row.stage}: ${show.seconds(row.seconds)}` }), Plot.ruleY([0])],
-    }),
-  });
-}
-
-function stagesFigure(run, updates) {
+function stagesFigure(context, run, updates) {
   const stages = updates.length ? stagesOf(updates[0]) : [];
   const rows = updates.flatMap((row) => stages.map((stage) => ({ update: row.update, stage, seconds: row[`seconds.${stage}`] || 0 })));
-  return stackedFigure({ title: `Learner: ${visible(run.name)}`, note: "Real seconds of one update by stage.", name: `stages-${run.method}`, rows, stages, colours: palette().stages });
+  return stackFigure(context, updates, { title: `Learner: ${visible(run.name)}`, note: "Real seconds of one update by stage.", name: `stages-${run.method}`, rows, part: "stage", value: "seconds", parts: stages, colours: palette().stages, format: show.seconds });
 }
 
-function clockFigure(run, { columns, clock }) {
+function clockFigure(context, run, { columns, clock }) {
   const updates = rowsOf(columns);
   const stages = ["nothing to train", "waiting for a full batch", "updating"];
   const rows = clock ? updates.flatMap((row, place) => {
@@ -103,7 +90,7 @@ function clockFigure(run, { columns, clock }) {
     const starved = Math.min(waited, row.starved_s || 0);
     return [starved, waited - starved, whole - waited].map((seconds, stage) => ({ update: row.update, stage: stages[stage], seconds }));
   }) : [];
-  return stackedFigure({ title: `Clock: ${visible(run.name)}`, note: clock === "virtual" ? "Virtual seconds from one update to the next (the simulated clock)." : "Wall seconds from one update to the next.", name: `clock-${run.method}`, rows, stages, colours: [palette().fates.stale, palette().fates.queued, palette().stages[0]] });
+  return stackFigure(context, updates, { title: `Clock: ${visible(run.name)}`, note: clock === "virtual" ? "Virtual seconds from one update to the next (the simulated clock)." : "Wall seconds from one update to the next.", name: `clock-${run.method}`, rows, part: "stage", value: "seconds", parts: stages, colours: [palette().fates.stale, palette().fates.queued, palette().stages[0]], format: show.seconds });
 }
 
 function stagesTable(context, made) {

@@ -10,7 +10,7 @@ function sortableTable({ columns, rows, caption, sort = null, onsort = null, loo
   let order = sort; // {key, down}
   const body = el("tbody");
   const heads = columns.map((column) => {
-    const label = [column.label, column.unit ? el("span", { class: "unit" }, column.unit) : null];
+    const label = el("span", {}, column.label, column.unit ? [" ", el("span", { class: "unit" }, column.unit)] : null);
     const sorts = column.sorts !== false;
     const button = sorts ? el("button", { type: "button", class: "sort", onclick: () => choose(column) }, label) : el("span", { class: "sort" }, label);
     return el("th", { scope: "col", class: column.text ? `text ${column.text === true ? "" : column.text}` : "number", title: column.title }, button);

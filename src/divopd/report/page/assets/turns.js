@@ -21,7 +21,8 @@ views.flow = {
   render(context, { flows, updates }) {
     return [
       el("div", { class: "grid wide" }, context.shown.map((run, place) => flowFigure(run, flows[place]))),
-      el("div", { class: "grid" }, context.shown.map((run, place) => exitsFigure(run, rowsOf(updates[place].columns)))),
+      lineControls(context, { smooth: false, seeds: false }),
+      el("div", { class: "grid" }, context.shown.map((run, place) => exitsFigure(context, run, rowsOf(updates[place].columns)))),
     ];
   },
 };
@@ -72,7 +73,7 @@ function drawFlow(width, height, put, rows) {
   return svg;
 }
 
-function exitsFigure(run, updates) {
+function exitsFigure(context, run, updates) {
   const domain = ["trained", "dead", "stale", "aged_out", "invalid"];
   const rows = updates.flatMap((row) => {
     const dead = Math.round(row.dead_share * row.rows);
@@ -80,20 +81,9 @@ function exitsFigure(run, updates) {
     return domain.map((fate) => ({ update: row.update, fate, turns: left[fate] }));
   });
   const { fates } = palette();
-  const step = Math.max(1, Math.ceil(updates.length / 120)); // so many bars can be told apart
-  const drawn = step === 1 ? rows : d3.rollups(rows, (own) => d3.mean(own, (row) => row.turns), (row) => Math.floor(row.update / step) * step, (row) => row.fate)
-    .flatMap(([update, own]) => own.map(([fate, turns]) => ({ update, fate, turns })));
-  return figure({
-    title: `What left the queue: ${visible(run.name)}`, name: `exits-${run.method}`, rows, height: 220,
-    note: step > 1 ? `Turns an update, means of ${step} updates.` : "Turns an update.", legend: domain.map((fate) => [spoken(fate), fates[fate]]),
-    draw: (width, height) => chart(width, height, {
-      x: { label: "update →", tickFormat: shortNumber, ticks: countTicks(updates.map((row) => row.update), width / 90) }, y: { label: "↑ turns", grid: true },
-      color: { domain, range: domain.map((fate) => fates[fate]) },
-      marks: [
-        Plot.rectY(drawn, { x1: "update", x2: (row) => row.update + step, y: "turns", fill: "fate", order: domain, insetLeft: 0.4, insetRight: 0.4, title: (row) => `update ${row.update}\n${spoken(row.fate)}: ${show.fixed(row.turns, step > 1 ? 1 : 0)} turns` }),
-        Plot.ruleY([0]),
-      ],
-    }),
+  return stackFigure(context, updates, {
+    title: `What left the queue: ${visible(run.name)}`, name: `exits-${run.method}`, note: "Turns an update.", height: 220,
+    rows, part: "fate", value: "turns", parts: domain, colours: domain.map((fate) => fates[fate]), format: (v) => plural(Number(v.toFixed(1)), "turn"),
   });
 }
 
@@ -115,16 +105,17 @@ views.use = {
       figure({
         title: "Valid rollouts that were never used", note: "Bars: no turn of them was trained. Tick: the offline bound, the share that no composer could have given a slot.",
         name: "never-used", rows, height: 64 + 40 * rows.length, legend: [],
-        draw: (width, height) => chart(width, height, {
-          marginLeft: Math.min(0.3 * width, 20 + 7 * d3.max(rows, (row) => visible(row.run).length)), marginRight: width < 480 ? 60 : 150,
+        draw: (width, height) => { const names = rowNames(width, rows.map((row) => row.run)); return chart(width, height + (names.above ? 14 * rows.length : 0), {
+          marginLeft: names.marginLeft, marginRight: width < 480 ? 60 : 150,
           x: { label: "share of valid rollouts (%) →", grid: true, domain: [0, Math.max(10, 100 * d3.max(rows, (row) => Math.max(row.never_selected, row.unreachable)))] },
-          y: { label: null, domain: rows.map((row) => row.run), tickFormat: visible },
+          y: names.y,
           marks: [
-            Plot.barX(rows, { x: (row) => 100 * row.never_selected, y: "run", fill: (row) => context.colours.get(row.run), insetTop: 5, insetBottom: 5 }),
-            Plot.tickX(rows, { x: (row) => 100 * row.unreachable, y: "run", strokeWidth: 3, stroke: "currentColor" }),
-            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => (width < 480 ? show.percent(row.never_selected) : `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`), textAnchor: "start", dx: 8, fill: "currentColor" }),
+            Plot.barX(rows, { x: (row) => 100 * row.never_selected, y: "run", fill: (row) => context.colours.get(row.run), insetTop: names.above ? 12 : 5, insetBottom: names.above ? 6 : 5, dy: names.above ? 5 : 0 }),
+            Plot.tickX(rows, { x: (row) => 100 * row.unreachable, y: "run", strokeWidth: 3, stroke: "currentColor", insetTop: names.above ? 12 : 0, dy: names.above ? 5 : 0 }),
+            Plot.text(rows, { x: (row) => 100 * Math.max(row.never_selected, row.unreachable), y: "run", text: (row) => (width < 480 ? show.percent(row.never_selected) : `${show.percent(row.never_selected)} (bound ${show.percent(row.unreachable)})`), textAnchor: "start", dx: 8, dy: names.above ? 8 : 0, fill: "currentColor" }),
+            ...names.marks,
           ],
-        }),
+        }); },
       }),
       card("Utilization", "The figures of divopd compare.", rows.length ? sortableTable({ columns, rows, caption: "Utilization" }) : empty("No update yet", "Utilization is known after the first update.")),
       el("div", { class: "grid" }, context.shown.map((run, place) => trainedTurnsFigure(context, run, made[place]))),
@@ -137,7 +128,7 @@ function trainedTurnsFigure(context, run, { trained_turns: counts, most }) {
   return figure({
     title: `Trained turns of a rollout: ${visible(run.name)}`, note: "How many valid rollouts gave so many.", name: `trained-turns-${run.method}`, rows, height: 200,
     draw: (width, height) => chart(width, height, {
-      x: { label: "trained turns →", domain: rows.map((row) => row.trained_turns) }, y: { label: "↑ rollouts", grid: true },
+      x: { label: "trained turns →", domain: rows.map((row) => row.trained_turns), ticks: rows.map((row) => row.trained_turns).filter((_, turns) => width > 420 || turns % 2 === 0) }, y: { label: "↑ rollouts", grid: true },
       marks: [Plot.barY(rows, { x: "trained_turns", y: "rollouts", fill: context.colours.get(run.name), title: (row) => `${plural(row.rollouts, "rollout")} gave ${row.trained_turns} turns` }), Plot.ruleY([0])],
     }),
   });
