@@ -27,7 +27,7 @@ from typing import Any
 from divopd.cli import main
 
 FENCE = re.compile(
-    r"(?P<note>(?:<!-- .*? -->\n+)*)```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?P<note>(?: *<!-- [^\n]*? -->\n+)*) *```(?P<language>[\w{}-]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 SHELL = re.compile(r"[|<>&;`*]|\$\(")  # what only a shell understands
