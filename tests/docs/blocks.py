@@ -27,7 +27,7 @@ from typing import Any
 from divopd.cli import main
 
 FENCE = re.compile(
-    r"(?P<note>(?:<!-- .*? -->\n+)*)```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?P<note>(?: *<!-- [^\n]*? -->\n+)*) *```(?P<language>[\w{}-]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 SHELL = re.compile(r"[|<>&;`*]|\$\(")  # what only a shell understands
@@ -124,8 +124,9 @@ def _run_command(command: str, where: str) -> str:
         return ""
     words = shlex.split(os.path.expandvars(command))
     if words[0] != "divopd" or SHELL.search(command):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, env=_shell())
-        code, printed = done.returncode, done.stdout + done.stderr
+        shell, both = ["bash", "-euo", "pipefail", "-c", command], subprocess.STDOUT  # in the order of a terminal
+        done = subprocess.run(shell, stdout=subprocess.PIPE, stderr=both, text=True, env=_shell())
+        code, printed = done.returncode, done.stdout
     else:
         out = io.StringIO()
         with redirect_stdout(out), redirect_stderr(out):

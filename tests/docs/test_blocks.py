@@ -50,6 +50,11 @@ def test_what_may_differ(page: Path) -> None:
     run(page, "<!-- figures vary -->\n```bash\necho 12.5 % of 30\n```\n\n```text\n7 % of 40\n```\n")
 
 
+def test_output_and_errors_are_in_the_order_of_a_terminal(page: Path) -> None:
+    """A command that is refused, and what comes after it."""
+    run(page, "```bash\n(echo refused >&2; false) || echo then\n```\n\n```text\nrefused\nthen\n```\n")
+
+
 def test_a_block_that_is_shown_only(page: Path) -> None:
     """With the reason before it."""
     run(page, "<!-- not run: needs a GPU of your own -->\n```bash\nfalse\n```\n")

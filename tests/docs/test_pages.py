@@ -14,8 +14,8 @@ from divopd.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# the other pages are made by programs, or their commands need a cluster: of these, commands and options are looked up
-OURS = ("index.md", "concepts", "tutorials", "howto", "decisions")
+# the other pages are made by programs or have no code: of these, commands and options are looked up
+OURS = ("../README.md", "index.md", "cluster.md", "scale.md", "concepts", "tutorials", "howto", "decisions")
 PAGES = sorted(path for one in OURS for path in ((DOCS / one).rglob("*.md") if (DOCS / one).is_dir() else [DOCS / one]))
 SERVER = "127.0.0.1:8000"  # where pages have a teacher
 IN_FOLDER = ("configs", "examples")  # a reader is at the root of a clone
@@ -28,8 +28,12 @@ def split_at_slow(page: Path) -> tuple[list[Block], list[Block]]:
     return running[:slow], running if slow < len(running) else []
 
 
+def name_of(page: Path) -> str:
+    return page.resolve().relative_to(ROOT).as_posix().removeprefix("docs/")
+
+
 def pages(which: Callable[[Path], list[Block]]) -> list[object]:
-    return [pytest.param(page, id=page.relative_to(DOCS).as_posix()) for page in PAGES if which(page)]
+    return [pytest.param(page, id=name_of(page)) for page in PAGES if which(page)]
 
 
 @pytest.fixture
@@ -68,14 +72,21 @@ def test_all_blocks_of_a_page_run(page: Path, clone: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(DOCS).as_posix()) for page in PAGES])
+@pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES])
 def test_a_block_that_does_not_run_says_why(page: Path) -> None:
-    """A block has a language that the runner knows, or a comment with the reason."""
-    for block in blocks_of(page):
+    """A block has a language that the runner knows, or a comment with the reason; text is no place for commands."""
+    blocks = blocks_of(page)
+    printed = {block.expected for block in blocks if block.runs}
+    for block in blocks:
         why = [note for note in block.notes if note.startswith("not run: ")]
+        is_output = block.text in printed
         known = block.language in ("bash", "python", "yaml", "text", "json", "{toctree}", "{raw}")
         assert known, (
             f"{block.where}: the language {block.language!r} is not known; expected bash, python, yaml or text"
+        )
+        hidden = [line for line in block.text.splitlines() if re.match(r"(\$ )?(divopd [a-z]|make |pip )", line)]
+        assert block.language != "text" or is_output or not hidden, (
+            f"{block.where}: a command in a text block is never run: {hidden}; make it bash"
         )
         assert not why or len(why[0]) > len("not run: a reason"), f"{block.where}: {why}"
 
