@@ -15,7 +15,7 @@ from store_processes import make_rollout
 from divopd.audits.ledger import audit_ledger
 from divopd.errors import DivopdError
 from divopd.methods import METHODS, make_composer
-from divopd.store import JournaledBatch, Store
+from divopd.store import Answer, JournaledBatch, Question, Store
 from divopd.turns import Rollout
 from doubles.memory_store import MemoryStore
 
@@ -37,9 +37,14 @@ class TwoStores(RuleBasedStateMachine):
         self.store = Store.create(self.folder / "store.db", synchronous="NORMAL")
         self.twin = MemoryStore()
         self.rollouts: list[Rollout] = []
+        self.now, self.offered, self.numbers = 0.0, list[Rollout](), 0
+        self.set_clocks()
         self.epochs = [self.both(lambda store: store.begin_learner())]
         for load in history:
             self.update(load, None, method, 2, 4)
+
+    def set_clocks(self) -> None:
+        self.store.clock = self.twin.clock = lambda: self.now
 
     def both(self, action: Callable[[Any], Any]) -> Any:
         results: list[Any] = []
@@ -113,6 +118,44 @@ class TwoStores(RuleBasedStateMachine):
         else:
             self.store.close()
             self.store = Store.open(self.folder, synchronous="NORMAL")
+            self.set_clocks()
+
+    @rule(count=st.integers(0, 3), seconds=st.sampled_from([0, 3, 11, -5]))
+    def offer(self, count: int, seconds: int) -> None:
+        """Work comes, and time passes; now and then a clock is set back."""
+        self.now += seconds
+        for _ in range(count):
+            self.numbers += 1
+            self.offered.append(make_rollout(f"o.{self.numbers}", turns=1, task="offered"))
+            self.both(lambda store: store.offer(self.offered[-1], generated_tokens=3))
+            question = Question(self.numbers, "t", [1, 2], temperature=0.5, max_tokens=3, seed=self.numbers)
+            self.both(lambda store, q=question: store.ask(f"explorer-{q.number % 2}", [q]))
+
+    @rule(holder=st.sampled_from("abc"), count=st.integers(1, 3), done=st.integers(0, 3), end=st.sampled_from("nrs"))
+    def teach(self, holder: str, count: int, done: int, end: str) -> None:
+        """A teacher claims, finishes some of it, and dies, works on or sets the rest aside."""
+        claimed = self.both(lambda store: store.claim(holder, count, seconds=10))
+        asked = self.both(lambda store: store.claim_questions(holder, count, seconds=10))
+        for rollout in claimed[:done]:
+            if self.both(lambda store, r=rollout: store.put_scored(r)):
+                self.rollouts.append(rollout)
+        for question in asked[:done]:
+            self.both(lambda store, q=question: store.answer(q.number, Answer([len(holder)], [-1.0])))
+        if end == "r":
+            self.both(lambda store: store.renew(holder, seconds=10))
+        elif end == "s":
+            self.both(lambda store: store.set_aside(holder, seconds=4))
+
+    @rule(pick=st.integers(0, 30), forget=st.booleans())
+    def hear(self, pick: int, forget: bool) -> None:
+        """An explorer looks for answers, and forgets them or all that it asked; a late score comes from somewhere."""
+        numbers = [pick % (self.numbers + 1), self.numbers]
+        self.both(lambda store: store.answers(numbers))
+        if forget:
+            self.both(lambda store: store.forget_questions(numbers))
+            self.both(lambda store: store.forget_asker(f"explorer-{pick % 2}"))
+        if self.offered and self.both(lambda store: store.put_scored(self.offered[pick % len(self.offered)])):
+            self.rollouts.append(self.offered[pick % len(self.offered)])
 
     @invariant()
     def equal(self) -> None:
@@ -120,6 +163,10 @@ class TwoStores(RuleBasedStateMachine):
             return
         assert self.store.account() == self.twin.account()
         assert self.store.account().adds_up
+        self.both(lambda store: store.unscored(99))
+        assert {r.id for r in self.offered} == {r.id for r in self.store.unscored(99)} | set(self.twin.rollout) & {
+            r.id for r in self.offered
+        }  # what was offered waits, or was put
         self.both(lambda store: (store.updates, store.backlog(), store.arrived(), store.outcomes(after=0)))
         assert {turn.key: turn.fate for turn in self.store.stored_turns()} == self.twin.fate
 
