@@ -170,8 +170,10 @@ def test_a_served_teacher_trains_like_a_local_one(
     assert (first, second) == ("teacher_away", "teacher_back")
     assert event["update"] <= 2
     assert returned["away_s"] > 0.5
-    away = [sentence for sentence in listener.sentences if "teacher" in sentence]
-    assert away == [f"a teacher is away, its rollouts wait: {event['error']}"]
+    away = [sentence for sentence in listener.sentences if "is away" in sentence]
+    assert away == [event["sentence"]]
+    assert away[0].startswith(f"127.0.0.1:{server.port} is away, its rollouts wait until ")
+    assert away[0].endswith(event["error"])
 
 
 def journal(folder: Path) -> list[Any]:
@@ -205,4 +207,4 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
     with Store.open(tmp_path / "run") as store:
         assert "teacher_away" in [kind for _, kind, _ in store.events()]
         assert account[0] == store.arrived().turns
-    assert any(sentence.startswith("a teacher is away") for sentence in listener.sentences)
+    assert any(f"{server.port} is away, its rollouts wait" in sentence for sentence in listener.sentences)

@@ -38,18 +38,21 @@ def address_of(url: str) -> SplitResult:
 
 def ask(url: str, body: dict[str, Any] | None, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
     """The JSON object with which a server answers: POST with a body, GET without one. The errors are as above."""
+    who = address_of(url).netloc
     try:
         status, text, is_complete = _exchange(url, body, deadline=time.monotonic() + timeout_s, max_bytes=max_bytes)
     except TimeoutError:
-        raise TeacherAwayError(f"{url} timed out: no whole answer in {timeout_s:g} s; it is asked again") from None
+        raise TeacherAwayError(
+            f"{url} timed out: no whole answer in {timeout_s:g} s; it is asked again", who=who
+        ) from None
     except (OSError, HTTPException) as error:
         raise TeacherAwayError(
-            f"{url} cannot be reached ({_reason(error)}); start the server, or correct teacher.url"
+            f"{url} cannot be reached ({_reason(error)}); start the server, or correct teacher.url", who=who
         ) from None
     if status != 200:
         said = f"{url} answered {status}: {one_line(text.decode('utf-8', errors='replace'))}"
         if status >= 500 or status in BUSY:
-            raise TeacherAwayError(f"{said}; it is asked again")
+            raise TeacherAwayError(f"{said}; it is asked again", who=who)
         raise InputError(f"{said}; check teacher.url, teacher.model and the length of prompts")
     try:
         answer = json.loads(text)
@@ -59,7 +62,7 @@ def ask(url: str, body: dict[str, Any] | None, *, timeout_s: float, max_bytes: i
         return answer
     if is_complete:
         raise AlignmentError(f"{url} did not answer with JSON; expected an OpenAI-compatible server")
-    raise TeacherAwayError(f"{url} broke off in the middle of its answer; it is asked again")
+    raise TeacherAwayError(f"{url} broke off in the middle of its answer; it is asked again", who=who)
 
 
 def one_line(text: str) -> str:
