@@ -77,11 +77,11 @@ def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
 
 @dataclass(frozen=True)
 class Away:
-    """A teacher that cannot be reached: who, why, since when, and until when it is waited for (seconds of the epoch)."""
+    """A teacher that cannot be reached: who, why, since when, and until when it is waited for."""
 
     who: str
     error: str
-    since: float
+    since: float  # seconds of the epoch
     gives_up: float
     seconds: float  # since it was first noticed; 0: just now
 

@@ -110,6 +110,10 @@ def test_a_teacher_scores_what_waits_and_answers_what_is_asked(store: Store) -> 
     assert all(set(scores[f"r{number}"] or ()) == {-2.0 if number % 2 else -1.0} for number in range(20))
     store.forget_questions([5, 6, 7, 8])
     assert left(store) == 0
+    said: list[Any] = []
+    teacher.access.doing = lambda *words: said.append(words)
+    teacher.say()
+    assert said == [("teacher", "scoring rollouts", 20)]
 
 
 def test_a_teacher_that_is_away_holds_up_nobody_elses_rollouts(store: Store) -> None:
