@@ -176,6 +176,19 @@ def test_a_served_teacher_trains_like_a_local_one(
     assert away[0].endswith(event["error"])
 
 
+def test_a_server_that_breaks_off_now_and_then_delays_a_run(
+    server: TeacherServer, models: Path, tmp_path: Path
+) -> None:
+    """In the middle of an answer: it was away, and the run goes on to its end."""
+    load_models(served := config(models, teacher={"model": "teacher", "url": server.url}))
+    server.cut = {len(server.requests) * 2 + more for more in (3, 30)}  # training has a preflight, too
+    train_small(tmp_path / "run", served)
+    assert outcome(tmp_path / "run")[1][1] == 48  # six updates of eight
+    with Store.open_read_only(tmp_path / "run") as store:
+        assert {kind for _, kind, _ in store.events()} >= {"teacher_away", "teacher_back"}
+        assert all("broke off" in event["error"] for _, kind, event in store.events() if kind == "teacher_away")
+
+
 def journal(folder: Path) -> list[Any]:
     with Store.open_read_only(folder) as store:
         return [store.journal(update).selected for update in range(store.updates)]
