@@ -178,7 +178,7 @@ def test_a_teacher_is_waited_for_so_long(lab: Lab) -> None:
     """A run that waits for less than the teacher is away ends with a sentence; one that waits for longer goes on."""
     codes = []
     for limit_s in (0.5, 600):
-        with AbsentTeacher([5, 6, 7, 8]) as teacher:
+        with (teacher := AbsentTeacher([5, 6, 7, 8])):
             run = lab.run(f"teacher.url={teacher.url}", "teacher.model=teacher", f"teacher.away_limit_s={limit_s}")
             assert teacher.began is not None
             codes.append(run.code)

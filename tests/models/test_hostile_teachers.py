@@ -256,7 +256,15 @@ def test_the_list_of_models_is_not_trusted_either() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://host:99999/v1", "http://host:x/v1", "http://ho st/v1", "http://h/\x1b[2J", "http://[::1"]
+    "url",
+    [
+        "http://host:99999/v1",
+        "http://host:x/v1",
+        "http://ho st/v1",
+        "http://h/\x1b[2J",
+        "http://[::1",
+        "http://me:secret@host/v1",
+    ],
 )
 def test_addresses_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(InputError, match="no address of a server") as caught:

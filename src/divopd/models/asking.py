@@ -31,7 +31,7 @@ def address_of(url: str) -> SplitResult:
     with suppress(ValueError):  # a port that is no number, a host in half a bracket
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-        if whole and url.isascii() and url.isprintable() and " " not in url:
+        if whole and url.isascii() and url.isprintable() and not {" ", "@"} & set(url):  # nor a password: it is shown
             return parts
     raise InputError(f"{one_line(repr(url))} is no address of a server; expected http://HOST:PORT/v1 or https://…")
 
@@ -74,8 +74,8 @@ def one_line(text: str) -> str:
 def _exchange(url: str, body: dict[str, Any] | None, *, deadline: float, max_bytes: int) -> tuple[int, bytes, bool]:
     """(status, answer, whether it is complete); of an error only the beginning is read."""
     parts, data = address_of(url), None if body is None else json.dumps(body).encode()
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    with closing(kind(parts.hostname or "", parts.port, timeout=_left(deadline))) as connection:
+    kind, usual = (HTTPSConnection, 443) if parts.scheme == "https" else (HTTPConnection, 80)
+    with closing(kind(parts.hostname or "", parts.port or usual, timeout=_left(deadline))) as connection:
         connection.connect()
         connection.sock.settimeout(_left(deadline))
         headers = {"Content-Type": "application/json", "Connection": "close"}
