@@ -201,7 +201,7 @@ class SharedWork(Twins):
             self.both(lambda store: store.forget_asker(f"explorer-{pick % 2}"))
         if self.offered:
             late = self.offered[pick % len(self.offered)]
-            turns = tuple(replace(turn, teacher_logprobs=[-7.0] * len(turn.response_ids)) for turn in late.turns)
+            turns = tuple(replace(turn, teacher_logprobs=[-1.0 - pick] * len(turn.response_ids)) for turn in late.turns)
             self.both(lambda store: store.put_scored(replace(late, turns=turns)))
 
     @invariant()
