@@ -27,7 +27,8 @@ class RecordingTeacher:
     """Serves the model `teacher` at `url` until it is stopped; a context manager.
 
     `scored` are the token ids that it was asked to score, `acted` the requests in which it was to act (`prompt`,
-    `temperature`, `max_tokens`, `seed`). It always acts with the same `response` ids.
+    `temperature`, `max_tokens`, `seed`). It always acts with the same `response` ids. When `answer` has None to say, it
+    hangs up.
     """
 
     def __init__(self, response: Sequence[int], logprobs: Logprobs = some_logprobs) -> None:
@@ -52,7 +53,7 @@ class RecordingTeacher:
         self._server.server_close()
         self._thread.join()
 
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The choice of a completion, as vLLM writes it."""
         ids, response = body["prompt"], self.response[: body["max_tokens"]]
         choice: dict[str, Any] = {"index": 0, "text": "", "prompt_token_ids": ids, "token_ids": response}
@@ -67,14 +68,16 @@ class RecordingTeacher:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    ask: Callable[[dict[str, Any]], dict[str, Any]]
+    ask: Callable[[dict[str, Any]], dict[str, Any] | None]
 
     def do_GET(self) -> None:
         self._send({"object": "list", "data": [{"id": "teacher", "max_model_len": 1024}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._send({"object": "text_completion", "choices": [self.ask(body)]})
+        choice = self.ask(body)
+        if choice is not None:
+            self._send({"object": "text_completion", "choices": [choice]})
 
     def _send(self, answer: dict[str, Any]) -> None:
         data = json.dumps(answer).encode()

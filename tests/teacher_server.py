@@ -14,7 +14,8 @@ CONTEXT = 1024
 class TeacherServer:
     """Serves a policy as the model `teacher`. It can be stopped and started again at the same address.
 
-    `change` alters the choice of every completion before it is sent; `status` answers all of them with an error.
+    `change` alters the choice of every completion before it is sent; `status` answers all of them with an error. Those
+    completions whose numbers are in `cut` break off in the middle.
     """
 
     def __init__(self, policy: TransformersPolicy) -> None:
@@ -22,6 +23,7 @@ class TeacherServer:
         self.change: Any = lambda choice: choice
         self.status = 200
         self.delay_s = 0.0
+        self.cut: set[int] = set()
         self.requests: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
@@ -85,14 +87,15 @@ class _Handler(BaseHTTPRequestHandler):
         elif body["model"] != "teacher" or max(body["prompt"]) >= size:
             self._send(400, {"error": {"message": f"a token id is out of vocabulary {size}"}})
         else:
-            self._send(200, {"object": "text_completion", "choices": [self.teacher.complete(body)]})
+            answer = {"object": "text_completion", "choices": [self.teacher.complete(body)]}
+            self._send(200, answer, cut=len(self.teacher.requests) in self.teacher.cut)
 
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
+    def _send(self, status: int, answer: dict[str, Any], *, cut: bool = False) -> None:
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[: len(data) // 2] if cut else data)
 
     def log_message(self, format: str, *args: object) -> None:
         """Tests are silent."""

@@ -68,6 +68,13 @@ def helped(models: Models) -> dict[str, Any]:
     )
 
 
+def helped_live(models: Models) -> dict[str, Any]:
+    """The same in real time, with two teachers that share scoring and acting."""
+    config = helped(models)
+    config["teacher"]["count"] = 2
+    return config
+
+
 def growing(models: Models) -> dict[str, Any]:
     """TCOD, which allows one turn more after every two explorer steps of 16 rollouts."""
     return settings(
@@ -145,7 +152,7 @@ RUNS: dict[tuple[str, str], Callable[[Models], dict[str, Any]]] = {
     ("adaptive", "simulated"): adaptive,
     ("adaptive", "live"): adaptive_live,
     ("helped", "simulated"): helped,
-    ("helped", "live"): helped,
+    ("helped", "live"): helped_live,
     ("growing", "simulated"): growing,
     ("growing", "live"): growing,
     ("retreating", "simulated"): retreating,

@@ -121,7 +121,11 @@ class TeacherPart(ModelPart):
     url: str | None = None
     """An OpenAI-compatible server in the place of a folder; it knows the teacher as `model`."""
     timeout_s: PositiveFloat = 60.0
-    """How long one request to a server may take."""
+    """How long one answer of a server may take, from the first byte sent to the last one read."""
+    away_limit_s: PositiveFloat = 3600.0
+    """How long a teacher that cannot be reached is waited for; then the run ends, and --resume goes on with it."""
+    count: PositiveInt = 1
+    """Teacher processes of the live clock, which share the work; each loads the teachers, or asks their servers."""
     prompt: Literal["shared", "own"] = "shared"
     """Teachers read the student's prompts, id by id, or the history in their own chat template (specification §6.2)."""
     by_task: dict[str, Name] = {}
@@ -245,7 +249,7 @@ class Costs(Part):
 
 
 class GpusPart(Part):
-    """GPUs of each actor on a cluster: of a rank of the learner, of the teacher, of the evaluator, of an explorer.
+    """GPUs of each actor on a cluster: of a rank of the learner, of a teacher, of the evaluator, of an explorer.
 
     Less than one: several actors share a GPU. null: one where the model is on cuda, else none.
     """
@@ -253,7 +257,7 @@ class GpusPart(Part):
     learner: NonNegativeFloat | None = None
     """Of each rank of the learner."""
     teacher: NonNegativeFloat | None = None
-    """Of the teacher."""
+    """Of each teacher."""
     evaluator: NonNegativeFloat | None = None
     """Of the evaluator."""
     explorer: NonNegativeFloat | None = None
@@ -353,7 +357,9 @@ class Config(Part):
 
     @model_validator(mode="after")
     def _in_real_time(self) -> "Config":
-        for name, value, usual in (("cluster", self.cluster, None), ("learner.ranks", self.learner.ranks, 1)):
+        live_only = {"cluster": (self.cluster, None), "learner.ranks": (self.learner.ranks, 1)}
+        live_only |= {"teacher.count": (self.teacher.count, 1)}
+        for name, (value, usual) in live_only.items():
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
         for name, device in (("student", self.student.device), ("teacher", self.teacher.device)):
@@ -370,7 +376,8 @@ class Config(Part):
     @property
     def gpu_plan(self) -> str:
         """The GPUs that a cluster must have, for people."""
-        crew = {"learner": self.learner.ranks, "teacher": 1, "evaluator": 1, "explorer": self.explorer.processes}
+        crew = {"learner": self.learner.ranks, "teacher": self.teacher.count}
+        crew |= {"evaluator": 1, "explorer": self.explorer.processes}
         parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
         total = sum(self.gpus_of(role) * count for role, count in crew.items())
         return f"{total:g} GPUs ({', '.join(parts)})"

@@ -81,7 +81,14 @@ class CheckpointError(DivopdError):
 
 
 class TeacherAwayError(DivopdError):
-    """The teacher cannot be reached now. Rollouts wait for it; they are lost only when they are stale."""
+    """The teacher cannot be reached now. Rollouts wait for it; they are lost only when they are stale.
+
+    `who` names it: the host and port of a server.
+    """
+
+    def __init__(self, message: str, *, who: str = "the teacher") -> None:
+        super().__init__(message)
+        self.who = who
 
 
 class AlignmentError(DivopdError):

@@ -19,7 +19,7 @@ from divopd.validity import valid_mask, why_invalid, with_valid_tokens
 TOLERANCE = 1e-3  # nats; rounding between two ways of reading the same tokens
 ROUGH_TOLERANCE = 0.25  # in half precision, or where other kernels score than generate
 RETRY_S = 1.0
-AWAY_LIMIT_S = 3600.0  # a teacher that stays away for longer does not come back by itself
+TELL_S = 60.0  # between two words about a teacher that is still away
 T = TypeVar("T")
 
 
@@ -55,14 +55,19 @@ class Teachers:
     def retrying(
         self,
         *,
-        begins: Callable[[TeacherAwayError], None],
+        limit_s: float,
+        tells: Callable[["Away"], None],
         waits: Callable[[], None],
-        ends: Callable[[float], None] = lambda away_s: None,
+        ends: Callable[["Away"], None] = lambda away: None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> "Teachers":
         """The same teachers, asked again while they are away; see Absence and Retrying."""
-        others = {p: Retrying(other, Absence(begins, ends), waits, sleep) for p, other in self.by_task.items()}
-        return Teachers(Retrying(self.default, Absence(begins, ends), waits, sleep), others, self.foreign)
+
+        def patient(teacher: Engine) -> Retrying:
+            return Retrying(teacher, Absence(tells, ends, limit_s=limit_s), waits, sleep)
+
+        others = {pattern: patient(other) for pattern, other in self.by_task.items()}
+        return Teachers(patient(self.default), others, self.foreign)
 
 
 def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
@@ -70,33 +75,75 @@ def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
     return next((other for pattern, other in by_task.items() if fnmatchcase(task, pattern)), default)
 
 
+@dataclass(frozen=True)
+class Away:
+    """A teacher that cannot be reached: who, why, since when, and until when it is waited for."""
+
+    who: str
+    error: str
+    since: float  # seconds of the epoch
+    gives_up: float
+    seconds: float  # since it was first noticed; 0: just now
+
+    @property
+    def sentence(self) -> str:
+        """For the terminal and the page."""
+        begun = f"away since {_clock(self.since)}" if self.seconds else "away"
+        return f"{self.who} is {begun}, its rollouts wait until {_clock(self.gives_up)} at most: {self.error}"
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
 class Absence:
-    """How long a teacher has been away. `begins` hears of it once, and `ends` how many seconds it was, when it answers;
-    after an hour the error is the caller's."""
+    """How long a teacher has been away. `tells` hears of it at once and then every minute, and `ends` when it answers;
+    after `limit_s` seconds the error is the caller's."""
 
     def __init__(
         self,
-        begins: Callable[[TeacherAwayError], None],
-        ends: Callable[[float], None] = lambda away_s: None,
+        tells: Callable[[Away], None],
+        ends: Callable[[Away], None] = lambda away: None,
         *,
+        limit_s: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._begins, self._ends, self._now = begins, ends, now
-        self._since: float | None = None
+        self._tells, self._ends, self._limit_s, self._now = tells, ends, limit_s, now
+        self._away: Away | None = None
+        self._began = self._told = self._asked = 0.0
+
+    @property
+    def away(self) -> Away | None:
+        """What is known of it while it lasts."""
+        return self._away
+
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether it is there, or enough time has passed since it was asked in vain."""
+        return self._away is None or self._now() - self._asked >= RETRY_S
 
     def noticed(self, error: TeacherAwayError) -> None:
         """It could not be reached just now."""
-        if self._since is None:
-            self._since = self._now()
-            self._begins(error)
-        elif self._now() - self._since > AWAY_LIMIT_S:
-            raise error
+        self._asked = now = self._now()
+        if self._away is None:
+            moment = time.time()
+            self._away, self._began = Away(error.who, str(error), moment, moment + self._limit_s, 0.0), now
+        elif now - self._began > self._limit_s:
+            raise TeacherAwayError(
+                f"{error}; it was away for {self._limit_s:g} s (teacher.away_limit_s)", who=error.who
+            )
+        elif now - self._told < TELL_S:
+            return
+        else:
+            self._away = replace(self._away, error=str(error), seconds=now - self._began)
+        self._told = now
+        self._tells(self._away)
 
     def ended(self) -> None:
         """It answers."""
-        if self._since is not None:
-            self._ends(self._now() - self._since)
-        self._since = None
+        if self._away is not None:
+            self._ends(replace(self._away, seconds=self._now() - self._began))
+        self._away = None
 
 
 class Retrying:

@@ -143,7 +143,7 @@ class SlowTeacher(RecordingTeacher):
 
     slow = True
 
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, body: dict[str, Any]) -> dict[str, Any] | None:
         if self.slow:
             self.slow = False
             time.sleep(0.5)
@@ -159,6 +159,30 @@ def test_a_teacher_may_be_silent_for_so_long(lab: Lab) -> None:
             run = lab.run(f"teacher.url={teacher.url}", "teacher.model=teacher", f"teacher.timeout_s={timeout_s}")
             codes.append(run.code)
             assert ("timed out" in run.said) == (timeout_s == 0.1), run.said
+    assert codes[0] != 0 == codes[1]
+
+
+class AbsentTeacher(RecordingTeacher):
+    """Hangs up on the first three seconds of scoring that come after the preflight."""
+
+    began: float | None = None
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        if len(body["prompt"]) > 20 and self.began is None:
+            self.began = time.monotonic()
+        return None if self.began and time.monotonic() - self.began < 3 else super().answer(body)
+
+
+@checks("teacher.away_limit_s")
+def test_a_teacher_is_waited_for_so_long(lab: Lab) -> None:
+    """A run that waits for less than the teacher is away ends with a sentence; one that waits for longer goes on."""
+    codes = []
+    for limit_s in (0.5, 600):
+        with (teacher := AbsentTeacher([5, 6, 7, 8])):
+            run = lab.run(f"teacher.url={teacher.url}", "teacher.model=teacher", f"teacher.away_limit_s={limit_s}")
+            assert teacher.began is not None
+            codes.append(run.code)
+            assert ("it was away for 0.5 s (teacher.away_limit_s)" in run.said) == (limit_s == 0.5), run.said
     assert codes[0] != 0 == codes[1]
 
 

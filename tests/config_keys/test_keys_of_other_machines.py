@@ -8,6 +8,7 @@ LIVE = "clock=live"
 ON_RAY = (LIVE, "cluster=ray")
 ACTORS = "tests/pipeline/test_on_ray.py::test_killed_actors_lose_nothing_and_train_nothing_twice"
 RANKS = "tests/pipeline/test_ranks.py::test_two_ranks_train_to_the_end_though_one_is_killed"
+TEACHERS = "tests/pipeline/test_live.py::test_two_teachers_share_the_work_and_explorers_load_none"
 VLLM = "tests/models/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
 
 
@@ -40,6 +41,13 @@ def test_every_explorer_has_a_copy_of_the_student(plan_before: str, plan_after: 
     assert _bytes(plan_after, "its copies") == pytest.approx(
         _bytes(plan_before, "its copies") * (3 + 1) / (1 + 1), rel=0.02
     )
+
+
+@planning("teacher.count", "2", *ON_RAY, needs="a process for each", run_by=TEACHERS)
+def test_every_teacher_has_a_copy_of_the_models(plan_before: str, plan_after: str) -> None:
+    """And a place of its own on a cluster."""
+    assert "teacher 0," in _line(plan_before, "cluster")
+    assert "teacher 0 × 2," in _line(plan_after, "cluster")
 
 
 @planning("learner.ranks", "2", *ON_RAY, needs="a process for each", run_by=RANKS)

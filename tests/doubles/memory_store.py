@@ -4,7 +4,7 @@ It keeps nothing through a crash and knows no second process. It shares types wi
 reader's rule is written out again here, so that test_store_model.py can drive both stores and compare them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -13,7 +13,19 @@ from divopd.composers.composer import Candidate, Composer, candidate_of
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord
-from divopd.store import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, Ledger, Queue
+from divopd.store import (
+    Account,
+    Answer,
+    Arrived,
+    Decided,
+    JournaledBatch,
+    JournalEntry,
+    Key,
+    Ledger,
+    Question,
+    Questions,
+    Queue,
+)
 from divopd.turns import Fate, FateKind, Rollout, TeacherTurn, Turn
 
 
@@ -23,6 +35,10 @@ class MemoryStore:
     def __init__(self) -> None:
         self.started = self.generated_tokens = self.epoch = self.acknowledged = 0
         self.offered: dict[str, Rollout] = {}
+        self.clock: Callable[[], float] = lambda: 0.0
+        self.leases: dict[Any, tuple[str, float]] = {}  # of rollouts by id and of questions by number: holder, end
+        self.asked: dict[int, tuple[str, Question]] = {}
+        self.answered: dict[int, Answer] = {}
         self.rollout: dict[str, Rollout] = {}  # as they were put, in order of arrival
         self.arrivals: list[Turn] = []
         self.read = 0  # so many of the arrivals
@@ -49,6 +65,58 @@ class MemoryStore:
     def unscored(self, limit: int) -> list[Rollout]:
         return list(reversed(self.offered.values()))[:limit]
 
+    def claim(self, holder: str, count: int, *, seconds: float) -> list[Rollout]:
+        free = [name for name in reversed(self.offered) if self._is_free(name, holder, seconds)][:count]
+        self.leases |= {name: (holder, self.clock() + seconds) for name in free}
+        return [self.offered[name] for name in free]
+
+    def _is_free(self, name: Any, holder: str, seconds: float) -> bool:
+        whose, until = self.leases.get(name, (holder, 0.0))
+        return whose == holder or until <= self.clock() or until > self.clock() + seconds
+
+    def renew(self, holder: str, *, seconds: float) -> int:
+        return self._move(holder, holder, seconds)
+
+    def set_aside(self, holder: str, *, seconds: float) -> int:
+        return self._move(holder, "", seconds)
+
+    def _move(self, holder: str, to: str, seconds: float) -> int:
+        held = [name for name, (whose, _) in self.leases.items() if whose == holder]
+        self.leases |= {name: (to, self.clock() + seconds) for name in held}
+        return len(held)
+
+    def put_scored(self, rollout: Rollout) -> bool:
+        return rollout.id in self.offered and self.put(rollout)
+
+    def ask(self, asker: str, questions: Sequence[Question]) -> None:
+        for question in questions:
+            self.asked.setdefault(question.number, (asker, question))
+
+    def claim_questions(self, holder: str, count: int, *, seconds: float) -> list[Question]:
+        waiting = [number for number in self.asked if number not in self.answered]
+        free = [number for number in waiting if self._is_free(number, holder, seconds)][:count]
+        self.leases |= {number: (holder, self.clock() + seconds) for number in free}
+        return [self.asked[number][1] for number in free]
+
+    def answer(self, number: int, answer: Answer) -> bool:
+        if number not in self.asked or number in self.answered:
+            return False
+        self.answered[number] = answer
+        self.leases.pop(number, None)
+        return True
+
+    def answers(self, numbers: Iterable[int]) -> dict[int, Answer]:
+        return {number: self.answered[number] for number in numbers if number in self.answered}
+
+    def forget_questions(self, numbers: Iterable[int]) -> None:
+        for number in list(numbers):
+            self.asked.pop(number, None)
+            self.answered.pop(number, None)
+            self.leases.pop(number, None)
+
+    def forget_asker(self, asker: str) -> None:
+        self.forget_questions([number for number, (who, _) in self.asked.items() if who == asker])
+
     def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         if rollout.id in self.rollout:
             if self.rollout[rollout.id] != rollout:
@@ -61,6 +129,7 @@ class MemoryStore:
         if any(turn.version > available_at for turn in rollout.turns):
             raise TurnFormatError(rollout.id)
         self.generated_tokens += 0 if self.offered.pop(rollout.id, None) else generated_tokens
+        self.leases.pop(rollout.id, None)
         self.rollout[rollout.id] = rollout
         self.arrivals += [replace(turn, available_at=available_at) for turn in rollout.turns]
         self.fate |= {turn.key: Fate("queued") for turn in rollout.turns}
@@ -217,9 +286,9 @@ class MemoryStore:
         return Account(len(self.arrivals), *(_count(kinds, kind) for kind in Account._fields[1:]))
 
 
-def as_faces(store: MemoryStore) -> tuple[Queue, Ledger]:
+def as_faces(store: MemoryStore) -> tuple[Queue, Questions, Ledger]:
     """It can be handed to every role as it is: the type checker says so."""
-    return store, store
+    return store, store, store
 
 
 def _count(kinds: Iterable[str], wanted: str) -> int:

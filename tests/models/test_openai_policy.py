@@ -170,8 +170,23 @@ def test_a_served_teacher_trains_like_a_local_one(
     assert (first, second) == ("teacher_away", "teacher_back")
     assert event["update"] <= 2
     assert returned["away_s"] > 0.5
-    away = [sentence for sentence in listener.sentences if "teacher" in sentence]
-    assert away == [f"a teacher is away, its rollouts wait: {event['error']}"]
+    away = [sentence for sentence in listener.sentences if "is away" in sentence]
+    assert away == [event["sentence"]]
+    assert away[0].startswith(f"127.0.0.1:{server.port} is away, its rollouts wait until ")
+    assert away[0].endswith(event["error"])
+
+
+def test_a_server_that_breaks_off_now_and_then_delays_a_run(
+    server: TeacherServer, models: Path, tmp_path: Path
+) -> None:
+    """In the middle of an answer: it was away, and the run goes on to its end."""
+    load_models(served := config(models, teacher={"model": "teacher", "url": server.url}))
+    server.cut = {len(server.requests) * 2 + more for more in (3, 30)}  # training has a preflight, too
+    train_small(tmp_path / "run", served)
+    assert outcome(tmp_path / "run")[1][1] == 48  # six updates of eight
+    with Store.open_read_only(tmp_path / "run") as store:
+        assert {kind for _, kind, _ in store.events()} >= {"teacher_away", "teacher_back"}
+        assert all("broke off" in event["error"] for _, kind, event in store.events() if kind == "teacher_away")
 
 
 def journal(folder: Path) -> list[Any]:
@@ -205,4 +220,4 @@ def test_a_server_that_is_away_delays_a_live_run_and_loses_nothing(
     with Store.open(tmp_path / "run") as store:
         assert "teacher_away" in [kind for _, kind, _ in store.events()]
         assert account[0] == store.arrived().turns
-    assert any(sentence.startswith("a teacher is away") for sentence in listener.sentences)
+    assert any(f"{server.port} is away, its rollouts wait" in sentence for sentence in listener.sentences)

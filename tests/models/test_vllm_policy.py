@@ -18,7 +18,7 @@ import torch
 from divopd.audits.ledger import audit_ledger
 from divopd.cli import main
 from divopd.config import Config, load_config
-from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError, TeacherAwayError
+from divopd.errors import AlignmentError, CheckpointError, InputError, MissingExtraError
 from divopd.explorer import rows_of
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.model_files import model_folder
@@ -32,7 +32,7 @@ from divopd.pipeline.rollouts import TrainingRollouts
 from divopd.prompts import Codec
 from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.store import Store
-from divopd.teacher import Teachers, score_rollouts
+from divopd.teacher import Away, Teachers, score_rollouts
 from divopd.turns import Rollout
 
 DEFAULT = Path(__file__).parents[2] / "configs" / "default" / "divopd.yaml"
@@ -268,9 +268,9 @@ def server() -> Iterator[str]:
 @slow
 def test_a_real_server_teaches_as_the_model_in_this_process(server: str, student: VllmPolicy) -> None:
     """It is asked again until it has started; then its scores and its own responses are those of the torch model."""
-    away: list[TeacherAwayError] = []
+    away: list[Away] = []
     remote = OpenAIPolicy(server, model="teacher", timeout_s=60)
-    waiting = Teachers(remote).retrying(begins=away.append, waits=lambda: None).default
+    waiting = Teachers(remote).retrying(limit_s=600.0, tells=away.append, waits=lambda: None).default
     model = TransformersPolicy.load(model_folder("embedded:teacher"))
     responses = respond(student)
     theirs = recomputed(waiting, responses)

@@ -34,6 +34,7 @@ def test_gpus_follow_the_devices(models: Path) -> None:
         ("cluster=ray", "cluster is ray, but the simulated clock runs in one process; set clock: live"),
         ("learner.ranks=2", "learner.ranks is 2, but the simulated clock runs in one process; set clock: live"),
         ("learner.ranks=0", "ranks is 0; expected more than 0"),
+        ("teacher.count=2", "teacher.count is 2, but the simulated clock runs in one process; set clock: live"),
         ("gpus.teacher=1.5", "got 1.5; expected a share of one GPU, or a whole number of them"),
         ("clock=live cluster=ray teacher.device=cuda:1", "teacher.device is cuda:1; expected cuda: each actor or rank"),
         ("clock=live learner.ranks=2 student.device=cuda:0", "student.device is cuda:0; expected cuda: each actor"),

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,40 @@ def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: st
     time = audit_time(tmp_path / "run")
     assert 0 < time.estimate_s <= time.elapsed_s  # what is neither an update nor a wait is missing in the estimate
     assert min(time.step_s) > 0
+
+
+class WithoutTeacher(LiveRun):
+    """When explorers are started, the teachers have their weights, and the file with them goes."""
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        if name.startswith("explorer"):
+            deadline = time.monotonic() + 120
+            while not all((self.folder.now / f"{one}.json").exists() for one in ("teacher", "teacher-1")):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            (Path(self.config.teacher.model) / "model.safetensors").unlink(missing_ok=True)
+        worker = super().start(name)
+        assert isinstance(worker, subprocess.Popen)
+        return worker
+
+
+@pytest.mark.slow
+def test_two_teachers_share_the_work_and_explorers_load_none(models: Path, tmp_path: Path) -> None:
+    """Where the teacher acts, too: explorers ask, and a teacher's process answers."""
+    shutil.copytree(models / "teacher", tmp_path / "teacher")
+    changes = {"learner": {"updates": 6, "max_wait_s": 20}, "recovery": {"patience": 1, "takeover": 2}}
+    teacher = {"model": str(tmp_path / "teacher"), "count": 2}
+    settings = config(models, clock="live", method="divopd-r", teacher=teacher, **changes)
+    begin_run(settings, tmp_path / "run")
+    run = WithoutTeacher(settings, tmp_path / "run", observer=Observers(), wishes=Wishes())
+    run.run()
+    assert run.names == ["learner", "teacher", "teacher-1", "evaluator", "explorer-0"]
+    with Store.open(tmp_path / "run") as store:
+        audit_ledger(store)
+        assert store.updates == 6
+        assert any(store.teacher_turns(stored.rollout) for stored in store.stored_turns())
+        kinds = {kind for (kind,) in store._db.execute("SELECT DISTINCT kind FROM records")}
+        assert kinds <= {"update", "evaluation", "teacher_turns", "lease"}  # no question, no answer
 
 
 @pytest.mark.slow

@@ -139,19 +139,22 @@ def test_what_arrives_at_the_last_moment_is_looked_at(opened: Callable[..., tupl
 
 
 def test_a_teacher_that_is_away_is_noted_once(models: Path, tmp_path: Path) -> None:
-    """Its rollout waits in the store, however often it is asked."""
+    """Its rollout waits in the store, however often it is asked; when the teacher stops, it holds nothing."""
     teacher = {"url": "http://127.0.0.1:9/v1", "model": "away", "timeout_s": 1}
     settings: Config = config(models, clock="live", teacher=teacher)
     begin_run(settings, tmp_path)
     with Store.open(tmp_path) as store:
         store.offer(rollout("a", turns=2, scored=False), generated_tokens=2)
-        looks = iter([False, False, True])
+        looks = iter([False] * 9 + [True])
         access = Access(settings, store, WeightsFolder(RunFolder(tmp_path)), is_over=lambda: next(looks))
+        access.open_store = lambda: Store.open(tmp_path)
         with pytest.raises(Stopped):
             teach(access)
         assert [one.id for one in store.unscored(9)] == ["a"]
+        assert store.renew("teacher-0", seconds=1) == 0
     with Store.open_read_only(tmp_path) as store:
-        assert [kind for _, kind, _ in store.events(after=0)] == ["teacher_away"]
+        [(_, kind, event)] = store.events(after=0)
+    assert (kind, event["who"], event["by"]) == ("teacher_away", "127.0.0.1:9", "teacher-0")
 
 
 class Ended:

@@ -26,7 +26,7 @@ from divopd.records import UpdateRecord
 from divopd.run.doing import read_now
 from divopd.run.durable_folder import numbered_folders
 from divopd.run.folder import RunFolder
-from divopd.store import Store
+from divopd.store import Answer, Question, Store
 from doubles.listener import Listener
 from small_runs import config, outcome
 from waiting import wait_for
@@ -65,9 +65,11 @@ def trained_keys(run: Path, *, updates: int) -> list[tuple[str, int]]:
 def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     """SIGKILL of learner, store, weights, teacher and an explorer: the run ends, every turn has one fate.
 
-    Both nodes have actors, and those on the other one never touch the run's folder.
+    Both nodes have actors, and those on the other one never touch the run's folder. Two teachers score, and act for the
+    explorers, which ask them.
     """
     changes = {"learner": {"updates": 20, "checkpoint_every": 3, "max_wait_s": 20}, "explorer": {"processes": 2}}
+    changes |= {"teacher": {"count": 2}, "recovery": {"patience": 1, "takeover": 2}, "method": "divopd-r"}
     settings = config(models, clock="live", cluster="ray", evaluation={"every": 20, "tasks": 3}, **changes)
     begin_run(settings, tmp_path / "run")
     victims, nodes = ["learner", "store", "weights", "teacher", "explorer-1"], set()
@@ -89,6 +91,8 @@ def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, mo
     assert sorted(rates) == [0, 20]
     trained = trained_keys(tmp_path / "run", updates=20)
     assert len(trained) == len(set(trained)) == account[1]
+    with Store.open_read_only(tmp_path / "run") as store:
+        assert any(store.teacher_turns(rollout) for rollout in {stored.rollout for stored in store.stored_turns()})
 
 
 @pytest.mark.slow
@@ -194,5 +198,17 @@ def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:
     after.call("begin_learner", (), {})
     with pytest.raises(FencedError):
         after.compose(make_test_composer(), 0, epoch)
+    waiting, question = make_rollout("w.0"), Question(7, "t", [1], temperature=1.0, max_tokens=2, seed=3)
+    for actor in (before, after):
+        actor.call("offer", (waiting,), {"generated_tokens": 1})
+        actor.call("ask", ("explorer-0", [question]), {})
+        assert actor.call("claim", ("teacher-0", 9), {"seconds": 60.0}) == [waiting]
+        assert actor.call("claim_questions", ("teacher-0", 9), {"seconds": 60.0}) == [question]
+    for name, values, told in (("put_scored", (waiting,), True), ("answer", (7, Answer([5], [-1.0])), True)):
+        assert [actor.call(name, values, {}) for actor in (before, after)] == [told, False]
+    for actor in (before, after):
+        assert actor.call("answers", ([7],), {}) == {7: Answer([5], [-1.0])}
+    for actor in (before, after):
+        actor.call("forget_questions", ([7],), {})
     with pytest.raises(StoreError, match="asked for 'turns_of'"):
         after.call("turns_of", ("e.0",), {})

@@ -1,5 +1,6 @@
 """Teachers by task, on both clocks; and environments that do not work any more."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.models import load_models, load_teachers
 from divopd.store import Store
-from divopd.teacher import AWAY_LIMIT_S, RETRY_S, Absence, Retrying, Teachers, score_rollouts
+from divopd.teacher import RETRY_S, TELL_S, Absence, Away, Retrying, Teachers, score_rollouts
 from divopd.turns import Rollout
 from small_runs import SIZE, config, outcome, train_small
 from strategies import turn
@@ -65,7 +66,7 @@ class AbsentEngine:
 
     def __init__(self, absent: int) -> None:
         self.absent, self.now, self.sleeps = absent, 0.0, []
-        self.absences: list[float] = []
+        self.absences: list[Away] = []
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -74,7 +75,7 @@ class AbsentEngine:
     def score(self, sequences: Any, spans: Any) -> list[list[np.ndarray]]:
         self.absent -= 1
         if self.absent >= 0:
-            raise TeacherAwayError("nobody there")
+            raise TeacherAwayError("nobody there", who="host:80")
         return [[np.full(end - start, -1.0) for start, end in each] for each in spans]
 
     def respond(self, *_: Any, **__: Any) -> list[Response]:
@@ -82,31 +83,37 @@ class AbsentEngine:
         return []
 
 
-def retrying(engine: AbsentEngine, begins: list[TeacherAwayError], waits: list[int]) -> Retrying:
-    absence = Absence(begins.append, engine.absences.append, now=lambda: engine.now)
+def retrying(engine: AbsentEngine, told: list[Away], waits: list[int], limit_s: float = 600.0) -> Retrying:
+    absence = Absence(told.append, engine.absences.append, limit_s=limit_s, now=lambda: engine.now)
     return Retrying(engine, absence, lambda: waits.append(1), sleep=engine.sleep)
 
 
 def test_a_teacher_that_is_away_is_asked_again() -> None:
-    """Every absence is told once; before each new try the run may stop, and a moment passes."""
-    engine, begins, waits = AbsentEngine(absent=3), [], []
-    teacher = retrying(engine, begins, waits)
+    """Every absence is told at once; before each new try the run may stop, and a moment passes."""
+    engine, told, waits = AbsentEngine(absent=3), [], []
+    teacher = retrying(engine, told, waits)
     [[values]] = teacher.score([[1, 2, 3]], [[(1, 3)]])
     assert values.tolist() == [-1.0, -1.0]
-    assert (len(begins), len(waits), engine.sleeps) == (1, 3, [RETRY_S] * 3)
+    assert (len(told), len(waits), engine.sleeps) == (1, 3, [RETRY_S] * 3)
     engine.absent = 2
     assert teacher.respond([[1]], temperature=1.0, max_tokens=1, seeds=[0]) == []
-    assert (len(begins), len(waits)) == (2, 5)
-    assert engine.absences == [3 * RETRY_S, 2 * RETRY_S]  # how long each was, told when it was over
+    assert (len(told), len(waits)) == (2, 5)
+    assert [away.seconds for away in engine.absences] == [3 * RETRY_S, 2 * RETRY_S]  # told when it was over
 
 
-def test_a_teacher_that_stays_away_ends_the_run() -> None:
-    """After an hour the error is the caller's."""
-    engine, begins = AbsentEngine(absent=10_000), []
-    with pytest.raises(TeacherAwayError, match="nobody there"):
-        retrying(engine, begins, []).score([[1]], [[(0, 1)]])
-    assert AWAY_LIMIT_S < engine.now <= AWAY_LIMIT_S + 2 * RETRY_S
-    assert len(begins) == 1
+def test_an_absence_is_told_every_minute_and_then_ends_the_run() -> None:
+    """Who, since when, and when it is given up; after the limit the error is the caller's, and says so."""
+    engine, told = AbsentEngine(absent=10_000), []
+    with pytest.raises(TeacherAwayError, match=r"nobody there; it was away for 150 s \(teacher.away_limit_s\)"):
+        retrying(engine, told, [], limit_s=150.0).score([[1]], [[(0, 1)]])
+    assert 150.0 < engine.now <= 150.0 + 2 * RETRY_S
+    assert [away.seconds for away in told] == [0.0, TELL_S, 2 * TELL_S]
+    assert {(away.who, away.gives_up - away.since) for away in told} == {("host:80", 150.0)}
+    first, second, _ = (away.sentence for away in told)
+    assert re.fullmatch(r"host:80 is away, its rollouts wait until [\d:]{8} at most: nobody there", first)
+    assert re.fullmatch(
+        r"host:80 is away since [\d:]{8}, its rollouts wait until [\d:]{8} at most: nobody there", second
+    )
 
 
 def check_who_scored(run: Path, models: Path, other: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from divopd.methods import make_composer
 from divopd.store import Ledger, Queue, Store
 from divopd.turns import Rollout, TeacherTurn, Turn
 
+LEASE_S = 1.0
 MAX_BACKLOG = 300  # turns; an explorer waits while there are more
 COMPOSER = {"batch_size": 8, "pool_multiplier": 4, "cap": 2, "max_staleness": 6, "max_pending_age": 3}
 
@@ -114,6 +116,35 @@ def _put(store: Store, log: Log, identity: str, version: int) -> None:
         return
 
 
+def unscored(rollout: Rollout) -> Rollout:
+    """As an explorer offers it."""
+    return replace(rollout, turns=tuple(replace(turn, teacher_logprobs=None) for turn in rollout.turns))
+
+
+def teach(run: Path, name: str) -> None:
+    """Score what waits until nothing does; now and then it takes longer than its lease, and another may be faster."""
+    log, rng = Log(run / f"{name}.log"), random.Random(name)
+    with Store.open(run) as store:
+        while store.unscored(1):
+            claimed = store.claim(name, 4, seconds=LEASE_S)
+            log.write("claimed", [rollout.id for rollout in claimed])
+            for rollout in claimed:
+                time.sleep(rng.choice([0.0, 0.0, 0.01, LEASE_S / 3]))
+                log.write("try", rollout.id, rollout.version)
+                done = store.put_scored(make_rollout(rollout.id, version=rollout.version))
+                log.write("put" if done else "late", rollout.id, rollout.version)
+            if not claimed:
+                time.sleep(0.05)
+
+
+def hold(run: Path, name: str) -> None:
+    """Claim some of what waits, and never score it."""
+    log = Log(run / f"{name}.log")
+    with Store.open(run) as store:
+        log.write("claimed", [rollout.id for rollout in store.claim(name, 10, seconds=LEASE_S)])
+        time.sleep(600)
+
+
 def settle(run: Path, name: str) -> None:
     """Settle the next update for every line of input; first the one that an earlier life may not have finished."""
     log, done = Log(run / f"{name}.log"), [line for line in read_log(run / f"{name}.log") if line[0] == "settled"]
@@ -126,4 +157,4 @@ def settle(run: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    {"explore": explore, "settle": settle}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])
+    {"explore": explore, "settle": settle, "teach": teach, "hold": hold}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

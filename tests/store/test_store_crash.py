@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import store_processes
 import training_processes
-from store_processes import Log, fill, make_rollout, read_log
+from store_processes import Log, fill, make_rollout, read_log, unscored
 from training_processes import WORK_UPDATES
 
 from divopd.audits.ledger import audit_ledger
@@ -29,7 +29,10 @@ from doubles.hashing_learner import HashingLearner
 
 EXPLORERS = ("e1", "e2")
 LIMIT_S = 120  # for anything that must end
-ROLES = {"explore": store_processes, "settle": store_processes, "learn": training_processes, "work": training_processes}
+ROLES = dict.fromkeys(("explore", "settle", "teach", "hold"), store_processes) | {
+    "learn": training_processes,
+    "work": training_processes,
+}
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
@@ -187,6 +190,39 @@ def test_killed_for_minutes(tmp_path: Path, seed: int) -> None:
     """The same for longer."""
     chaos(tmp_path, kills=200, seed=seed)
     check_promises(tmp_path)
+
+
+@pytest.mark.crash
+def test_what_a_killed_teacher_held_is_scored_by_the_others(tmp_path: Path) -> None:
+    """One dies while it holds rollouts, others at random: all are scored, each is put once, and no lease is left."""
+    rng, names = random.Random(3), [f"r.{number}" for number in range(60)]
+    with Store.create(tmp_path / "store.db") as store:
+        for name in names:
+            store.offer(unscored(make_rollout(name)), generated_tokens=5)
+    holder = start("hold", tmp_path, "holder")
+    wait_until(lambda: lines_of(tmp_path, "holder")["claimed"] == 1)
+    kill(holder)
+    [[_, held]] = read_log(tmp_path / "holder.log")
+    assert held == names[:-11:-1]  # the newest
+    teachers = {name: start("teach", tmp_path, name) for name in ("t1", "t2", "t3")}
+    for _ in range(4):
+        name = rng.choice(list(teachers))
+        said = lines_of(tmp_path, name)["try"]
+        wait_until(lambda n=name, s=said: lines_of(tmp_path, n)["try"] > s or teachers[n].poll() is not None)
+        kill(teachers[name])
+        teachers[name] = start("teach", tmp_path, name)
+    assert [process.wait(LIMIT_S) for process in teachers.values()] == [0, 0, 0]
+    check_promises(tmp_path)
+    with Store.open(tmp_path) as store:
+        assert {turn.rollout for turn in store.stored_turns()} == set(names)
+        assert [kind for (kind,) in store._db.execute("SELECT kind FROM records WHERE kind <> 'teacher_turns'")] == []
+    put = Counter(line[1] for name in teachers for line in read_log(tmp_path / f"{name}.log") if line[0] == "put")
+    assert max(put.values()) == 1
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.crash

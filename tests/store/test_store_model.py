@@ -15,7 +15,7 @@ from store_processes import make_rollout
 from divopd.audits.ledger import audit_ledger
 from divopd.errors import DivopdError
 from divopd.methods import METHODS, make_composer
-from divopd.store import JournaledBatch, Store
+from divopd.store import Answer, JournaledBatch, Question, Store
 from divopd.turns import Rollout
 from doubles.memory_store import MemoryStore
 
@@ -25,7 +25,24 @@ methods = st.sampled_from(list(METHODS))
 caps = st.none() | st.integers(1, 2)
 
 
-class TwoStores(RuleBasedStateMachine):
+class Twins(RuleBasedStateMachine):
+    """A store on disk and one in memory."""
+
+    store: Store
+    twin: MemoryStore
+
+    def both(self, action: Callable[[Any], Any]) -> Any:
+        results: list[Any] = []
+        for store in (self.store, self.twin):
+            try:
+                results.append(action(store))
+            except DivopdError as error:
+                results.append(type(error))
+        assert results[0] == results[1]
+        return results[0]
+
+
+class TwoStores(Twins):
     """Every rule does the same to both stores; results and errors must be equal, and so must all that can be read.
 
     The rules are few and each does much: hypothesis leaves some of them out of every history.
@@ -40,16 +57,6 @@ class TwoStores(RuleBasedStateMachine):
         self.epochs = [self.both(lambda store: store.begin_learner())]
         for load in history:
             self.update(load, None, method, 2, 4)
-
-    def both(self, action: Callable[[Any], Any]) -> Any:
-        results: list[Any] = []
-        for store in (self.store, self.twin):
-            try:
-                results.append(action(store))
-            except DivopdError as error:
-                results.append(type(error))
-        assert results[0] == results[1]
-        return results[0]
 
     def do_put(self, rollout: Rollout, available_at: int | None = None) -> Any:
         return self.both(lambda store: store.put(rollout, available_at=available_at))
@@ -130,6 +137,89 @@ class TwoStores(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+class SharedWork(Twins):
+    """Teachers that share what waits: both stores give the same work to the same of them, whatever time it is."""
+
+    @initialize()
+    def start(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.twin, self.now, self.offered, self.numbers = MemoryStore(), 0.0, list[Rollout](), 0
+        Store.create(self.folder / "store.db").close()
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.store = Store.open(self.folder, synchronous="NORMAL")
+        self.store.clock = self.twin.clock = lambda: self.now
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.reopen()
+
+    @rule(count=st.integers(1, 3), seconds=st.sampled_from([0, 3, 11, -5]))
+    def offer(self, count: int, seconds: int) -> None:
+        """Work comes, and time passes; now and then a clock is set back."""
+        self.now += seconds
+        for _ in range(count):
+            self.numbers += 1
+            self.offered.append(make_rollout(f"o.{self.numbers}", turns=1))
+            self.both(lambda store: store.offer(self.offered[-1], generated_tokens=3))
+            question = Question(self.numbers, "t", [1, 2], temperature=0.5, max_tokens=3, seed=self.numbers)
+            self.both(lambda store, q=question: store.ask(f"explorer-{q.number % 2}", [q]))
+
+    @rule(
+        holders=st.lists(st.sampled_from("abc"), min_size=1, max_size=4),
+        work=st.tuples(st.integers(1, 3), st.integers(0, 3), st.sampled_from("nrs")),
+        seconds=st.sampled_from([0, 0, 3, 11]),
+    )
+    def teach(self, holders: list[str], work: tuple[int, int, str], seconds: int) -> None:
+        """Teachers come one after the other, and time passes between them."""
+        for holder in holders:
+            self.teach_once(holder, *work)
+            self.now += seconds
+
+    def teach_once(self, holder: str, count: int, done: int, end: str) -> None:
+        """A teacher claims, finishes some of it, and dies, works on or sets the rest aside."""
+        claimed = self.both(lambda store: store.claim(holder, count, seconds=10))
+        asked = self.both(lambda store: store.claim_questions(holder, count, seconds=10))
+        for rollout in claimed[:done]:
+            self.both(lambda store, r=rollout: store.put_scored(r))
+        for question in asked[:done]:
+            self.both(lambda store, q=question: store.answer(q.number, Answer([len(holder)], [-1.0])))
+        if end == "r":
+            self.both(lambda store: store.renew(holder, seconds=10))
+        elif end == "s":
+            self.both(lambda store: store.set_aside(holder, seconds=4))
+
+    @rule(pick=st.integers(0, 30), forget=st.booleans())
+    def hear(self, pick: int, forget: bool) -> None:
+        """An explorer looks for answers, and forgets them or all that it asked; a late score comes from somewhere."""
+        numbers = [pick % (self.numbers + 1), self.numbers]
+        self.both(lambda store: store.answers(numbers))
+        if forget:
+            self.both(lambda store: store.forget_questions(numbers))
+            self.both(lambda store: store.forget_asker(f"explorer-{pick % 2}"))
+        if self.offered:
+            late = self.offered[pick % len(self.offered)]
+            turns = tuple(replace(turn, teacher_logprobs=[-1.0 - pick] * len(turn.response_ids)) for turn in late.turns)
+            self.both(lambda store: store.put_scored(replace(late, turns=turns)))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """What was offered waits, or was put once, with the scores that came first."""
+        if hasattr(self, "store"):
+            waiting = {rollout.id for rollout in self.both(lambda store: store.unscored(99))}
+            put = {turn.key: turn.teacher_logprobs for turn in self.store.turns()}
+            assert put == {t.key: t.teacher_logprobs for r in self.twin.rollout.values() for t in r.turns}
+            assert {rollout.id for rollout in self.offered} == waiting | {name for name, _ in put}
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            audit_ledger(self.store)
+            self.store.close()
+            shutil.rmtree(self.folder)
+
+
 def served(batch: JournaledBatch) -> tuple[Any, ...]:
     """All of a batch but its digest, which each store computes in its own way."""
     return batch.entry, repr(batch.turns), batch.candidates
@@ -138,6 +228,13 @@ def served(batch: JournaledBatch) -> tuple[Any, ...]:
 TestTwoStores = TwoStores.TestCase
 TestTwoStores.settings = settings(
     max_examples=settings().max_examples + 10,
+    stateful_step_count=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestSharedWork = SharedWork.TestCase
+TestSharedWork.settings = settings(
+    max_examples=settings().max_examples + 20,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -203,12 +203,14 @@ def test_other_teachers_are_looked_for(model: Path, tmp_path: Path) -> None:
 
 
 def test_every_teacher_needs_memory(model: Path) -> None:
-    """Each folder once; on the live clock explorers whose students are helped hold the teachers too."""
+    """Each folder once in every teacher process; explorers hold none, also where students are helped."""
     facts = read_model_facts(model)
     one = memory_by_device(config_for(model, model), facts, [facts], longest=9)["cpu"]["teacher"]
     assert one == 4 * facts.parameters
-    helped = config_for(model, model, clock="live", method="divopd-r")
-    assert memory_by_device(helped, facts, [facts, facts], longest=9)["cpu"]["teacher"] == 4 * one
+    for count in (1, 3):
+        teacher = {"model": str(model), "count": count}
+        helped = config_for(model, model, clock="live", method="divopd-r", teacher=teacher)
+        assert memory_by_device(helped, facts, [facts, facts], longest=9)["cpu"]["teacher"] == count * 2 * one
     assert "teacher" not in memory_by_device(config_for(model, model), facts, [], longest=9)["cpu"]
 
 

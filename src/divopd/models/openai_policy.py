@@ -1,30 +1,26 @@
 """A policy behind an OpenAI-compatible server that returns the log probabilities of prompts, as vLLM does.
 
 Prompts go there as token ids, so nothing is tokenised again, and what comes back is held against the ids that were
-sent. A server that cannot be reached, or is overloaded, is a TeacherAwayError: the same call may be made again later.
+sent. What is away, what is wrong and what is too large is one rule: see asking.py.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
-from http.client import HTTPException
 from typing import Any, TypeVar
-from urllib.error import HTTPError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 import numpy as np
 
-from divopd.errors import AlignmentError, InputError, TeacherAwayError
+from divopd.errors import AlignmentError, InputError
+from divopd.models.asking import address_of, ask, one_line
 from divopd.models.policy import Response, score_merged
+from divopd.validity import MAX_LOGPROB
 
 IN_FLIGHT = 16  # requests at once: the server makes batches of them
-BUSY = (408, 429)  # statuses below 500 that pass
-SHOWN = 300  # characters of what a server says about an error
-MAX_ANSWER_BYTES = 2**28
+# the most that an answer needs: a token comes with its id, its text, its rank and its log probability
+TOKEN_BYTES, ANSWER_BYTES, LIST_BYTES = 2**10, 2**16, 2**20
 MINUS_INFINITY = -9999.0  # how vLLM writes it, because JSON has none
+MAX_ID = 2**31 - 1
 # the plain distribution of the model, whatever defaults the server has
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 T = TypeVar("T")
@@ -40,23 +36,24 @@ class OpenAIPolicy:
     exact = False
 
     def __init__(self, url: str, *, model: str | None, timeout_s: float) -> None:
-        """`timeout_s` is how long the server may be silent."""
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise InputError(f"{url!r} is no address of a server; expected http://HOST:PORT/v1 or https://…")
+        """`timeout_s` is how long the server may take for one whole answer."""
+        address_of(url)
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self._asked_for = model
-        self._opener = build_opener(ProxyHandler({}))  # straight to the server: a proxy is for other addresses
 
     @cached_property
     def _card(self) -> dict[str, Any]:
         """What the server says of the model."""
-        cards = self._ask("models").get("data")
-        if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
+        answer = ask(f"{self.url}/models", None, timeout_s=self.timeout_s, max_bytes=LIST_BYTES)
+        cards = answer.get("data")
+        if not isinstance(cards, list) or not all(
+            isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards
+        ):
             raise AlignmentError(f"{self.url}/models does not list models; expected an OpenAI-compatible server")
         for card in cards:
             if self._asked_for in (None, card["id"]):
                 return card
-        names = ", ".join(str(card["id"]) for card in cards)[:SHOWN]
+        names = one_line(", ".join(card["id"] for card in cards))
         raise InputError(f"{self.url} has no model {self._asked_for!r}; it has {names or 'none'}: set teacher.model")
 
     @property
@@ -86,12 +83,12 @@ class OpenAIPolicy:
             wish = {"temperature": temperature, "max_tokens": max_tokens, "seed": int(seed), "logprobs": 0}
             choice = self._complete(ids, wish)
             tokens, values = _list(choice, "token_ids"), _list(choice.get("logprobs"), "token_logprobs")
-            if not tokens or not all(isinstance(token, int) for token in tokens) or len(values) != len(tokens):
+            if not 0 < len(tokens) <= max_tokens or not all(map(_is_id, tokens)) or len(values) != len(tokens):
                 raise AlignmentError(
-                    f"{self.url} does not say which tokens it generated, each with its log probability; expected "
-                    "token_ids and logprobs, as vLLM (0.10.2 or later) returns them"
+                    f"{self.url} does not say which tokens it generated, at most {max_tokens}, each with its log "
+                    "probability; expected token_ids and logprobs, as vLLM (0.10.2 or later) returns them"
                 )
-            return Response(tokens, np.asarray([_number(value) for value in values]))
+            return Response(tokens, self._logprobs(values))
 
         return self._each(one, zip(prompts, seeds, strict=True))
 
@@ -113,7 +110,18 @@ class OpenAIPolicy:
                 f"of other ids, for {len(ids)} tokens that were sent; check that it serves a model with the student's "
                 "tokenizer and cuts no prompt"
             )
-        return np.asarray([np.nan, *(_number(entry) for entry in got[1:])])
+        return np.concatenate([[np.nan], self._logprobs(got[1:])])
+
+    def _logprobs(self, values: Sequence[Any]) -> np.ndarray:
+        """The numbers, plain or in vLLM's record of a token; one that no log probability can be is refused."""
+        numbers: list[Any] = [value.get("logprob") if isinstance(value, dict) else value for value in values]
+        for number in numbers:
+            if type(number) not in (int, float) or not MINUS_INFINITY <= number <= MAX_LOGPROB:
+                raise AlignmentError(
+                    f"{self.url} returned {one_line(repr(number)[:40])} as a log probability; expected a number from "
+                    f"{MINUS_INFINITY:g} to 0: check what it serves"
+                )
+        return np.asarray([float(number) if number > MINUS_INFINITY else -np.inf for number in numbers])
 
     # ── the wire ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,42 +133,12 @@ class OpenAIPolicy:
     def _complete(self, ids: Sequence[int] | np.ndarray, wish: dict[str, Any]) -> dict[str, Any]:
         prompt = np.asarray(ids).tolist()
         body = PLAIN | {"model": self.model, "prompt": prompt, "return_token_ids": True} | wish
-        choices = self._ask("completions", body).get("choices")
+        max_bytes = ANSWER_BYTES + TOKEN_BYTES * (len(prompt) + wish["max_tokens"])
+        url = f"{self.url}/completions"
+        choices = ask(url, body, timeout_s=self.timeout_s, max_bytes=max_bytes).get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             raise AlignmentError(f"{self.url} answered without a choice; expected an OpenAI-compatible completion")
         return choices[0]
-
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"})
-        try:
-            with self._opener.open(request, timeout=self.timeout_s) as answer:
-                text = answer.read(MAX_ANSWER_BYTES)
-        except HTTPError as error:
-            said = f"{request.full_url} answered {error.code}: {_said(error)}"
-            if error.code >= 500 or error.code in BUSY:
-                raise TeacherAwayError(f"{said}; it is asked again") from None
-            raise InputError(f"{said}; check teacher.url, teacher.model and the length of prompts") from None
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise TeacherAwayError(
-                f"{self.url} cannot be reached ({reason}); start the server, or correct teacher.url"
-            ) from None
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise AlignmentError(f"{request.full_url} did not answer with JSON; expected an OpenAI-compatible server")
-        return answer
-
-
-def _said(error: HTTPError) -> str:
-    """The beginning of what a server says about an error, on one line."""
-    text = b""
-    with suppress(OSError, HTTPException):  # it may fall silent in the middle
-        text = error.read(4 * SHOWN)
-    return " ".join(text.decode("utf-8", errors="replace").split())[:SHOWN] or str(error.reason)
 
 
 def _list(answer: Any, name: str) -> list[Any]:
@@ -168,9 +146,5 @@ def _list(answer: Any, name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _number(value: Any) -> float:
-    """A log probability, plain or in vLLM's record of a token; what is none is NaN, which makes its turn invalid."""
-    number = value.get("logprob") if isinstance(value, dict) else value
-    if not isinstance(number, int | float):
-        return float("nan")
-    return float(number) if number > MINUS_INFINITY else float("-inf")
+def _is_id(token: Any) -> bool:
+    return type(token) is int and 0 <= token <= MAX_ID

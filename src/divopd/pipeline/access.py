@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,12 +15,12 @@ from divopd.pipeline.wishes import Stopped
 from divopd.run.checkpoints import read_weights
 from divopd.run.doing import silent
 from divopd.run.folder import RunFolder
-from divopd.store import Ledger, Queue
+from divopd.store import Ledger, Questions, Queue
 
 POLL_S = 0.05
 
 
-class RunStore(Queue, Ledger, Protocol):
+class RunStore(Queue, Questions, Ledger, Protocol):
     """A store as the roles of one run share it."""
 
 
@@ -58,8 +59,9 @@ class Access:
     weights: PublishedWeights
     is_over: Callable[[], bool]
     folder: RunFolder | None = None
-    rank: int = 0  # of a learner
+    rank: int = 0  # of a learner, or the number of a teacher or an explorer
     doing: Callable[..., None] = silent  # hears what the role does now, see run/doing.py
+    open_store: Callable[[], AbstractContextManager[RunStore]] | None = None  # once more, for another thread
 
     def __post_init__(self) -> None:
         torch.set_num_threads(self.config.threads)

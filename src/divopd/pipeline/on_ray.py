@@ -1,7 +1,7 @@
 """The live clock on a Ray cluster: the same roles as in roles.py, as actors.
 
 The run's folder is on the machine that starts the run, and with it the learner, the actor that owns the store and the
-actor that puts published weights into Ray's object store. Explorers, teacher and evaluator are wherever Ray finds the
+actor that puts published weights into Ray's object store. Explorers, teachers and evaluator are wherever Ray finds the
 GPUs that the configuration asks for; they need no shared file system. Actors that die are started again: roles by the
 same rules as processes (processes.py), store and weights by Ray, which recover from their files.
 """
@@ -10,7 +10,8 @@ import os
 import signal
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.run.checkpoints import read_weights
 from divopd.run.doing import Doing, Now, write_now
 from divopd.run.folder import RunFolder
-from divopd.store import Arrived, Decided, JournaledBatch, Store
+from divopd.store import Answer, Arrived, Decided, JournaledBatch, Question, Store
 from divopd.turns import Rollout
 
 try:
@@ -109,6 +110,18 @@ class RemoteStore:
     def unscored(self, limit: int) -> list[Rollout]:
         return self._call("unscored", limit)
 
+    def claim(self, holder: str, count: int, *, seconds: float) -> list[Rollout]:
+        return self._call("claim", holder, count, seconds=seconds)
+
+    def renew(self, holder: str, *, seconds: float) -> int:
+        return self._call("renew", holder, seconds=seconds)
+
+    def set_aside(self, holder: str, *, seconds: float) -> int:
+        return self._call("set_aside", holder, seconds=seconds)
+
+    def put_scored(self, rollout: Rollout) -> bool:
+        return self._call("put_scored", rollout)
+
     def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         return self._call("put", rollout, available_at=available_at, generated_tokens=generated_tokens)
 
@@ -122,6 +135,26 @@ class RemoteStore:
         """It may be lost with the store's actor, but is never written twice."""
         with suppress(RayActorError):
             _answer(self._actor.note.remote(kind, event))
+
+    # ── Questions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, asker: str, questions: Sequence[Question]) -> None:
+        self._call("ask", asker, list(questions))
+
+    def claim_questions(self, holder: str, count: int, *, seconds: float) -> list[Question]:
+        return self._call("claim_questions", holder, count, seconds=seconds)
+
+    def answer(self, number: int, answer: Answer) -> bool:
+        return self._call("answer", number, answer)
+
+    def answers(self, numbers: Iterable[int]) -> dict[int, Answer]:
+        return self._call("answers", list(numbers))
+
+    def forget_questions(self, numbers: Iterable[int]) -> None:
+        self._call("forget_questions", list(numbers))
+
+    def forget_asker(self, asker: str) -> None:
+        self._call("forget_asker", asker)
 
     # ── Ledger ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -242,6 +275,7 @@ class RoleActor:
             lambda: self._stopping,
             folder=RunFolder(self._run) if self._kind == "learner" else None,
             rank=self._number,
+            open_store=lambda: nullcontext(self._store),
             doing=Doing(lambda now: self._heard.hear.remote(self._name, now)),
         )
         return perform(access, self._kind)

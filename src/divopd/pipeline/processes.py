@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from divopd.config import Config
 from divopd.errors import DivopdError
@@ -16,6 +16,7 @@ from divopd.records import Observer
 from divopd.run.doing import forget_now
 from divopd.run.folder import RunFolder
 from divopd.store import StoreViews
+from divopd.teacher import TELL_S
 
 POLL_S = 0.2
 REFUSED = 2  # exit code of a role that would end the same if it were started again
@@ -53,7 +54,8 @@ class LiveRun:
         self.wishes.end_roles = self._end_at_once
         self.learners = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
         explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
-        self.names = [*self.learners, "teacher", "evaluator", *explorers]
+        teachers = ["teacher", *(f"teacher-{number}" for number in range(1, config.teacher.count))]
+        self.names = [*self.learners, *teachers, "evaluator", *explorers]
         self.workers: dict[str, Worker] = {}
         self.deaths: Counter[str] = Counter()  # since the last update or evaluation
 
@@ -169,6 +171,7 @@ class News:
         self._cursor = store.cursor()._replace(records=-1, evaluations=-1)
         self._next_update, self._last_event = 0, self._cursor.events
         self._versions: set[int] = set()
+        self._absences: dict[str, float] = {}  # when a server was last told to be away
 
     def tell(self) -> bool:
         """True if an update or an evaluation was among it."""
@@ -185,8 +188,15 @@ class News:
                     self._observer.evaluated(record)
         for number, kind, event in self._store.events(after=self._last_event):
             self._last_event = number
-            if kind == "teacher_away":
-                self._observer.told(f"a teacher is away, its rollouts wait: {event['error']}")
+            if kind in ("teacher_away", "teacher_still_away"):
+                self._tell_absence(event)
             elif kind == "evaluation_recalled":
                 self._observer.told(event["sentence"])
         return (cursor.records, cursor.evaluations) != (before.records, before.evaluations)
+
+    def _tell_absence(self, event: dict[str, Any]) -> None:
+        """Once a minute of each server, though every teacher process misses it."""
+        who, moment = event["who"], event["since"] + event["seconds"]
+        if moment - self._absences.get(who, -TELL_S) > TELL_S / 2:
+            self._absences[who] = moment
+            self._observer.told(event["sentence"])

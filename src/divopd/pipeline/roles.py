@@ -20,20 +20,18 @@ from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Start, rows_of
 from divopd.first_evaluation import evaluate_version
 from divopd.models.engine import Interruptible, StudentEngine
-from divopd.pipeline.access import POLL_S, Access, WeightsFolder
+from divopd.pipeline.access import Access, WeightsFolder
+from divopd.pipeline.asked_teachers import AskedTeachers
 from divopd.pipeline.live import learn
 from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.pipeline.processes import REFUSED, kind_of
 from divopd.pipeline.rollouts import TrainingRollouts, has_room
+from divopd.pipeline.teaching import teach
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.wishes import Stopped
 from divopd.run.doing import Doing, write_now
 from divopd.run.folder import RunFolder
 from divopd.store import Store
-from divopd.teacher import RETRY_S, Absence, score_rollouts
-
-SCORED_AT_ONCE = 16  # rollouts
-HELD_AT_MOST = 256  # rollouts of absent teachers that are read over, to find those of others
 
 
 def explore(access: Access) -> None:
@@ -48,7 +46,12 @@ def explore(access: Access) -> None:
         access.config, vocabularies.student_codec(), teacher_reader=vocabularies.teacher_reader()
     )
     if rollouts.method.recovers:
-        teachers = load_teachers(access.config).retrying(begins=lambda error: None, waits=access.check)
+        teachers = AskedTeachers(
+            access.store,
+            asker=f"explorer-{access.rank}",
+            patterns=access.config.teacher.by_task,
+            wait=access.wait,
+        )
     version, ended = -1, 0
     while True:
         version = _follow(access, student, version)
@@ -95,37 +98,6 @@ def _follow(access: Access, student: StudentEngine, version: int) -> int:
             pass
         access.doing("explorer", "waiting for weights")
         access.wait()
-
-
-def teach(access: Access) -> None:
-    """Score what explorers have stored, newest first. While a teacher cannot be reached, its rollouts wait."""
-    teachers = load_teachers(access.config)
-    absence = Absence(
-        lambda error: access.store.note("teacher_away", {"error": str(error), "update": access.store.updates}),
-        lambda away_s: access.store.note("teacher_back", {"away_s": away_s, "update": access.store.updates}),
-    )
-    count = 0  # rollouts that were scored
-    held = 0
-    while True:
-        access.doing("teacher", "scoring rollouts" if not held else "waiting: a teacher is away", count)
-        waiting = access.store.unscored(SCORED_AT_ONCE + min(held, HELD_AT_MOST))
-        held, away = 0, None
-        for teacher, share in teachers.shares(waiting):
-            try:
-                scored = score_rollouts(teacher, share, foreign=teachers.foreign)
-            except TeacherAwayError as error:
-                held, away = held + len(share), error
-                continue
-            for rollout in scored:
-                access.check()
-                access.store.put(rollout)
-                count += 1
-        if away is None:
-            absence.ended()
-        else:
-            absence.noticed(away)
-        if held == len(waiting):
-            access.wait(RETRY_S if away else POLL_S)
 
 
 def evaluate(access: Access) -> None:
@@ -216,7 +188,16 @@ def main(run: str, name: str, parent: str) -> int:
     with Store.open(folder.path) as store:
         config = load_config(folder.config)
         doing = Doing(lambda now: write_now(folder.now, name, now))
-        access = Access(config, store, WeightsFolder(folder), is_over, folder=folder, rank=number, doing=doing)
+        access = Access(
+            config,
+            store,
+            WeightsFolder(folder),
+            is_over,
+            folder=folder,
+            rank=number,
+            open_store=lambda: Store.open(folder.path),
+            doing=doing,
+        )
         refusal = perform(access, kind)
     if refusal is not None:
         print(refusal, file=sys.stderr)

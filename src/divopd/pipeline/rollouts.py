@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 from divopd.config import Config
 from divopd.curricula import Depths, Outcome
@@ -12,6 +13,7 @@ from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
+from divopd.pipeline.asked_teachers import AskedTeachers
 from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
@@ -106,7 +108,7 @@ class TrainingRollouts:
         *,
         version: int,
         student: Policy,
-        teachers: Teachers | None,
+        teachers: Teachers | AskedTeachers | None,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> Iterator[Played]:
         """Play with the student of this version; see explorer.play_each.
@@ -119,7 +121,7 @@ class TrainingRollouts:
             starts,
             replace(self._acting, recovery=recovery if helped else None),
             student=student,
-            teacher_of=teachers.of if teachers else None,
+            teacher_of=cast(Callable[[str], Policy], teachers.of) if teachers else None,  # nobody scores here
             environments=self._environments,
             heartbeat=heartbeat,
         )

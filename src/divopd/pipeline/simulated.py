@@ -21,7 +21,6 @@ import torch
 from divopd.composers import Composer
 from divopd.config import Config
 from divopd.curricula import outcome_of
-from divopd.errors import TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Played, rows_of
 from divopd.first_evaluation import evaluate_version
@@ -41,7 +40,7 @@ from divopd.run.doing import Doing, forget_now, silent, write_now
 from divopd.run.durable_folder import numbered_path
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch, Store
-from divopd.teacher import Teachers
+from divopd.teacher import Away, Teachers
 from divopd.turns import Rollout, TeacherTurn, turn_from_json, turn_to_json
 
 
@@ -116,7 +115,12 @@ class SimulatedWorld:
         self.config, self.store, self.run, self.observer = config, store, run, observer
         self.student, self.actor, self.doing = student, actor, doing
         # real time passes while a teacher is away, virtual time does not
-        self.teachers = teachers.retrying(begins=self._note_absence, ends=self._note_return, waits=lambda: self.heed())
+        self.teachers = teachers.retrying(
+            limit_s=config.teacher.away_limit_s,
+            tells=self._note_absence,
+            ends=self._note_return,
+            waits=lambda: self.heed(),
+        )
         vocabularies = Vocabularies(config)
         codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
         self.forbidden = vocabularies.forbidden
@@ -130,12 +134,15 @@ class SimulatedWorld:
         self.rollouts_put = 0
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
 
-    def _note_absence(self, error: TeacherAwayError) -> None:
-        self.store.note("teacher_away", {"error": str(error), "update": self.version})
-        self.observer.told(f"a teacher is away, its rollouts wait: {error}")
+    def _note_absence(self, away: Away) -> None:
+        if not away.seconds:
+            self.store.note("teacher_away", asdict(away) | {"sentence": away.sentence, "update": self.version})
+        self.observer.told(away.sentence)
+        self.doing("teacher", f"waiting: {away.sentence}")
 
-    def _note_return(self, away_s: float) -> None:
-        self.store.note("teacher_back", {"away_s": away_s, "update": self.version})
+    def _note_return(self, away: Away) -> None:
+        back = {"who": away.who, "error": away.error, "away_s": away.seconds, "update": self.version}
+        self.store.note("teacher_back", back)
 
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Environment, make_environment
-from divopd.methods import find_method
 from divopd.models.engine import ENGINES
 from divopd.models.model_files import ModelFacts
 from divopd.models.packing import make_row, merge_rows
@@ -184,10 +183,7 @@ def memory_by_device(
         }
     }
     if teachers:
-        acting = (
-            config.explorer.processes if live and find_method(config.method).recovers else 0
-        )  # explorers hold their own
-        bytes_each = (1 + acting) * BYTES[config.teacher.dtype]
+        bytes_each = config.teacher.count * BYTES[config.teacher.dtype]
         needs.setdefault(config.teacher.device, {})["teacher"] = bytes_each * sum(t.parameters for t in teachers)
     return needs
 
@@ -209,7 +205,7 @@ def memory_by_actor(
             "gradient and AdamW": _trained_parameters(config, student) * (4 + ADAM_BYTES) // ranks,
             "activations": _activations(config, student, tokens),
         },
-        "explorer": acting | {"caches": in_flight * cache} | (teaching if find_method(config.method).recovers else {}),
+        "explorer": acting | {"caches": in_flight * cache},
         "evaluator": acting | {"caches": (config.evaluation.in_flight if local else in_flight) * cache},
         "teacher": teaching,
     }

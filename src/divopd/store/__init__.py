@@ -1,11 +1,12 @@
 """The store of a run: its queue, its journal and its recording. SQL is in this folder only.
 
-Explorers and teachers hold a Queue, the learner a Ledger, an evaluator Evaluations (faces.py); Store, a SQLite file,
-is all three. Reports and audits read with a StoreReader, pages with StoreViews.
+Explorers and teachers hold a Queue and Questions, the learner a Ledger, an evaluator Evaluations (faces.py); Store, a
+SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
 """
 
-from divopd.store.faces import Evaluations, Ledger, Queue
+from divopd.store.faces import Evaluations, Ledger, Questions, Queue
 from divopd.store.journal import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, StoredTurn
+from divopd.store.questions import Answer, Question
 from divopd.store.reader import StoreReader
 from divopd.store.schema import is_store, store_path
 from divopd.store.sqlite import Store
@@ -13,6 +14,7 @@ from divopd.store.views import StoreViews
 
 __all__ = [
     "Account",
+    "Answer",
     "Arrived",
     "Decided",
     "Evaluations",
@@ -20,6 +22,8 @@ __all__ = [
     "JournaledBatch",
     "Key",
     "Ledger",
+    "Question",
+    "Questions",
     "Queue",
     "Store",
     "StoreReader",

@@ -4,12 +4,14 @@ What the methods promise is the same for all of them: tests/store/test_contract.
 no face: reports and audits read the SQLite file (StoreReader), and another backend exports to it.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from divopd.composers.composer import Composer
 from divopd.curricula import Outcome
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.store.journal import Arrived, Decided, JournaledBatch
+from divopd.store.questions import Answer, Question
 from divopd.turns import Rollout
 
 
@@ -39,6 +41,28 @@ class Queue(Notes, Protocol):
         """Rollouts that wait for the teacher, the newest first: after a long absence the older ones are stale."""
         ...
 
+    def claim(self, holder: str, count: int, *, seconds: float) -> list[Rollout]:
+        """Rollouts for this teacher to score, the newest first; nobody else is given them for so many seconds.
+
+        What it has claimed before and neither put nor set aside, it is given again: it may have died meanwhile.
+        """
+        ...
+
+    def renew(self, holder: str, *, seconds: float) -> int:
+        """Keep all that this teacher holds for so many seconds from now; returns how much that is."""
+        ...
+
+    def set_aside(self, holder: str, *, seconds: float) -> int:
+        """Give up all that this teacher holds; nobody is given it for so many seconds. Returns how much that is."""
+        ...
+
+    def put_scored(self, rollout: Rollout) -> bool:
+        """As put, for a rollout that a teacher has claimed. False: it waits no longer, because another was faster.
+
+        Then nothing changes: the first scores count, and those of two teachers may differ in their last digits.
+        """
+        ...
+
     def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
@@ -55,6 +79,34 @@ class Queue(Notes, Protocol):
 
     def backlog(self) -> int:
         """Turns in the queue that no update has read yet."""
+        ...
+
+
+class Questions(Protocol):
+    """What explorers ask teachers to do in a student's place: recovery on the live clock."""
+
+    def ask(self, asker: str, questions: Sequence[Question]) -> None:
+        """Put questions where a teacher finds them. Asking the same again changes nothing."""
+        ...
+
+    def claim_questions(self, holder: str, count: int, *, seconds: float) -> list[Question]:
+        """Questions for this teacher to answer, those first that were asked first; leased as rollouts are."""
+        ...
+
+    def answer(self, number: int, answer: Answer) -> bool:
+        """Answer a question. False: it was answered before, or nobody wants to know any more; nothing changes then."""
+        ...
+
+    def answers(self, numbers: Iterable[int]) -> dict[int, Answer]:
+        """Those of the questions that are answered, with their answers, which stay until they are forgotten."""
+        ...
+
+    def forget_questions(self, numbers: Iterable[int]) -> None:
+        """Drop these questions, their leases and their answers."""
+        ...
+
+    def forget_asker(self, asker: str) -> None:
+        """Drop all that this explorer has asked: an earlier life of it may have died before it heard the answers."""
         ...
 
 

@@ -16,8 +16,9 @@ from divopd.validity import REASONS
 
 CHUNK = 256  # rows read at a time where all turns are visited
 LAST = 2**63 - 1  # the largest number that SQLite knows
-# what a row of the table `records` is: its number is the update, the policy version, or the rollout's number
-RecordKind = Literal["update", "evaluation", "teacher_turns"]
+# what a row of the table `records` is: its number is the update, the policy version, or the rollout's number; the last
+# four are of work that is under way, see leases.py
+RecordKind = Literal["update", "evaluation", "teacher_turns", "lease", "question", "question_lease", "answer"]
 Record = TypeVar("Record")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, t.version, r.available_at, t.reason, t.disagreement, t.tokens,

@@ -16,7 +16,7 @@ from divopd.composers.composer import Composer, Decision, candidate_of
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
-from divopd.store.faces import Ledger, Queue
+from divopd.store.faces import Ledger, Questions, Queue
 from divopd.store.journal import (
     Arrived,
     Decided,
@@ -29,14 +29,15 @@ from divopd.store.journal import (
     exits_of,
     to_json_bytes,
 )
+from divopd.store.leases import Leases
 from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_teacher_turns, encode_turn
-from divopd.store.reader import BY_ARRIVAL, LAST, RecordKind, StoreReader, available, stored_turn
+from divopd.store.reader import BY_ARRIVAL, LAST, RecordKind, available, stored_turn
 from divopd.store.schema import connect, create_file, store_path
 from divopd.store.session import entry_digest, rollout_digest, seal
 from divopd.turns import Rollout, Turn, turn_from_json
 
 
-class Store(StoreReader):
+class Store(Leases):
     """The queue, the journal and the recording of one run. Explorers and teachers put; one learner composes."""
 
     @classmethod
@@ -102,12 +103,26 @@ class Store(StoreReader):
                 return False
             if known is not None:
                 raise ConflictError(f"rollout {rollout.id!r} was put before with another content; use a new id")
+            lease = "DELETE FROM records WHERE kind = 'lease' AND number = (SELECT number FROM unscored WHERE id = ?)"
+            self._db.execute(lease, (rollout.id,))
             offered = self._db.execute("DELETE FROM unscored WHERE id = ?", (rollout.id,)).rowcount
             self._count_generated(0 if offered else generated_tokens)
             number = self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
             if taught:
                 self._insert_record("teacher_turns", number, taught)
         return True
+
+    def put_scored(self, rollout: Rollout) -> bool:
+        """As put, for a rollout that a teacher has claimed. False: it waits no longer, because another was faster.
+
+        Then nothing changes: the first scores count, and those of two teachers may differ in their last digits.
+        """
+        with self.snapshot():
+            waits = self._one("SELECT 1 FROM unscored WHERE id = ?", rollout.id) is not None
+        try:
+            return waits and self.put(rollout)
+        except ConflictError:  # put by another since the look above; what waits under its id was this rollout
+            return False
 
     def _count_generated(self, tokens: int) -> None:
         if tokens:
@@ -278,11 +293,6 @@ class Store(StoreReader):
         with self._transaction():
             return self._insert_record(kind, number, to_json_bytes(data))
 
-    def _insert_record(self, kind: RecordKind, number: int, text: bytes) -> bool:
-        row = (kind, number, text, seal(text, kind, number))
-        insert = "INSERT OR IGNORE INTO records (kind, number, json, digest) VALUES (?, ?, ?, ?)"
-        return self._db.execute(insert, row).rowcount == 1
-
     def arrived(self) -> Arrived:
         """What explorers and teacher have produced so far."""
         query = "SELECT (SELECT count(*) FROM rollouts), count(*), sum(tokens) FROM turns"
@@ -331,9 +341,9 @@ class Store(StoreReader):
 
 if TYPE_CHECKING:
 
-    def _all_faces(store: Store) -> tuple[Queue, Ledger]:  # pyright: ignore[reportUnusedFunction] - checked, not called
+    def _all_faces(store: Store) -> tuple[Queue, Questions, Ledger]:  # pyright: ignore[reportUnusedFunction] - checked, not called
         """A Store can be handed to every role as it is."""
-        return store, store
+        return store, store, store
 
 
 def _row_of(turn: Turn) -> tuple[Any, ...]:

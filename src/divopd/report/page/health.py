@@ -17,7 +17,7 @@ def health(store: StoreViews) -> Json:
     """What is probably wrong, over which updates it held; and what happened: absences of teachers, starved waits."""
     settings, records = store.settings(), store.update_records()
     if settings is None:
-        return {"warnings": [], "happened": []}
+        return {"warnings": [], "happened": _absences(store)}
     unseen, looked_at = unseen_words(store)
     beta = stored_config(store.path.parent).get("learner", {}).get("beta", 1.0)
     last = Evidence([], [], settings, beta, unseen, looked_at)
@@ -26,14 +26,23 @@ def health(store: StoreViews) -> Json:
 
 
 def _absences(store: StoreViews) -> list[Json]:
-    """Each time that a teacher could not be reached: from which update on, for how long, and why."""
+    """Each time that a teacher could not be reached: from which update on, for how long, and why.
+
+    While it lasts, `why` says since when and until when it is waited for.
+    """
     happened: list[Json] = []
+    lasting: dict[tuple[Any, Any], Json] = {}  # by the server, and by the process that misses it
     for _, kind, event in store.events():
+        whose, error = (event.get("who"), event.get("by")), str(event.get("error", ""))
         if kind == "teacher_away":
-            happened.append({"what": "teacher away", "first": event.get("update"), "last": None, "seconds": None})
-            happened[-1]["why"] = str(event.get("error", ""))
-        elif kind == "teacher_back" and happened:
-            happened[-1] |= {"last": event["update"], "seconds": event["away_s"]}
+            lasting[whose] = {"what": "teacher away", "first": event.get("update"), "last": None, "seconds": None}
+            lasting[whose]["why"] = event.get("sentence", error)
+            happened.append(lasting[whose])
+        elif kind == "teacher_still_away" and whose in lasting:
+            lasting[whose]["why"] = event["sentence"]
+        elif kind == "teacher_back" and whose in lasting:
+            ended = lasting.pop(whose)
+            ended.update(last=event["update"], seconds=event["away_s"], why=event.get("error", ended["why"]))
     return happened
 
 
