@@ -105,8 +105,7 @@ class InlinePool:
         return answers
 
     def close(self) -> None:
-        for environment in self.environments:
-            getattr(environment, "close", lambda: None)()
+        """Nothing was started; the environments are whose they were, and some keep a JVM warm for the next ones."""
 
 
 def _call(environment: Environment, method: Method, argument: str | None) -> Observation | list[str] | None:

@@ -21,6 +21,7 @@ from divopd.explorer import Start, rows_of
 from divopd.first_evaluation import evaluate_version
 from divopd.models.engine import Interruptible, StudentEngine
 from divopd.pipeline.access import POLL_S, Access, WeightsFolder
+from divopd.pipeline.broken import note_broken
 from divopd.pipeline.live import learn
 from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.pipeline.processes import REFUSED, kind_of
@@ -63,7 +64,10 @@ def explore(access: Access) -> None:
         for played in playing:
             ended += 1
             access.doing("explorer", f"playing rollouts with version {version}", ended)
-            rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
+            name = f"r{played.start.number:06d}"
+            rows = rows_of(played, name=name, version=version)
+            if played.failure is not None:
+                note_broken(access.store, played, rollout=name)
             if rows is not None:
                 access.store.offer(rows, generated_tokens=played.generated_tokens)
 
@@ -158,6 +162,7 @@ def evaluate(access: Access) -> None:
             version=version,
             forbidden=forbidden,
             recalled=recalled,
+            heed=access.check,
             progress=partial(access.doing, "evaluator", f"evaluating version {version}"),
         )
         if not noted and (words := exam.words()):

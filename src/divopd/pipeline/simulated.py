@@ -9,7 +9,7 @@ the crash are put again (which changes nothing), journalled batches are served a
 """
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import inf
@@ -29,6 +29,7 @@ from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.broken import BROKE, note_broken, sentence_of
 from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
@@ -65,6 +66,7 @@ def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: W
         try:
             train(config, learner=learner, ledger=store, world=world, run=run, observer=observer, wishes=wishes)
         finally:
+            world.close()
             forget_now(run.now)
 
 
@@ -129,6 +131,10 @@ class SimulatedWorld:
         self.turns_put = 0
         self.rollouts_put = 0
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
+        self.broken: dict[str, float] = {}  # rollouts that broke off, and their virtual seconds: none is played again
+        for _, kind, event in store.events():
+            if kind == BROKE:
+                self.broken[event["rollout"]] = event["seconds"]
 
     def _note_absence(self, error: TeacherAwayError) -> None:
         self.store.note("teacher_away", {"error": str(error), "update": self.version})
@@ -136,6 +142,11 @@ class SimulatedWorld:
 
     def _note_return(self, away_s: float) -> None:
         self.store.note("teacher_back", {"away_s": away_s, "update": self.version})
+
+    def close(self) -> None:
+        """End the processes of the environments, if there are any."""
+        self.rollouts.close()
+        self.exam.close()
 
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,6 +170,7 @@ class SimulatedWorld:
             version=version,
             forbidden=self.forbidden,
             recalled=self.observer.told,
+            heed=self.heed,
             progress=lambda done, of: self.doing("evaluator", f"evaluating version {version}", done, of),
         )
         if (words := self.exam.words()) and not any(kind == "evaluation_words" for _, kind, _ in self.store.events()):
@@ -311,21 +323,38 @@ class SimulatedWorld:
         """Play and score the rollouts of these numbers with the weights that explorers have."""
         version = self.acting_version
         self.doing("explorer", f"playing rollouts with version {version}", numbers.start)
+        wanted = [number for number in numbers if name_of(number) not in self.broken]
         playing = self.rollouts.play_each(
-            [self.rollouts.start(number, version=version) for number in numbers],
+            [self.rollouts.start(number, version=version) for number in wanted],
             version=version,
             student=self.actor,
             teachers=self.teachers,
             heartbeat=self.heed,
         )
-        played = sorted(playing, key=lambda one: one.start.number)
-        rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
+        played: dict[int, Played] = {}
+        for one in playing:
+            if one.failure is None:
+                played[one.start.number] = one
+            else:
+                self._note_broken(one)
+        rows = [rows_of(one, name=name_of(number), version=version) for number, one in sorted(played.items())]
         self.doing("teacher", f"scoring rollouts of version {version}", numbers.start)
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
-        return [
-            Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))
-            for one, unscored in zip(played, rows, strict=True)
-        ]
+        return [self._made(number, played.get(number), scored) for number in numbers]
+
+    def _made(self, number: int, played: Played | None, scored: Mapping[str, Rollout]) -> Made:
+        if played is None:
+            return Made(None, 0, self.broken[name_of(number)])
+        return Made(scored.get(name_of(number)), played.generated_tokens, self._seconds(played))
+
+    def _note_broken(self, played: Played) -> None:
+        """It takes its place for as long as it lasted, and nothing comes of it."""
+        name, seconds = name_of(played.start.number), self._seconds(played)
+        note_broken(self.store, played, rollout=name, seconds=seconds)
+        self.broken[name] = seconds
+        event = {"rollout": name, "task": played.start.task, "reason": played.failure}
+        if sentence := sentence_of(event, count=len(self.broken)):
+            self.observer.told(sentence)
 
     def _seconds(self, played: Played) -> float:
         """Virtual seconds from the start of a rollout to its arrival in the queue, without jitter."""
@@ -336,6 +365,11 @@ class SimulatedWorld:
         more = 0 if own is None else len(own.ids) - len(played.turns[-1].prompt.ids)  # that the teacher reads
         reading = whole * (costs.read_token_s + costs.scored_token_s) + more * costs.scored_token_s
         return costs.rollout_s + acting + reading
+
+
+def name_of(number: int) -> str:
+    """The id of a rollout."""
+    return f"r{number:06d}"
 
 
 def spread(seed: int, number: int) -> float:
