@@ -102,3 +102,52 @@ class HostileRoom:
 
     def _do(self, what: str) -> Observation:
         return DEEDS.get(what, lambda: Observation(f"{what}, turn {self.turn}"))()  # type: ignore[return-value]
+
+
+class MixedRoom(HostileRoom):
+    """A task names the deed of its first action, or of its reset if it begins with `at once`; the others succeed.
+
+    A third of the training tasks do harm, and one of the evaluation's.
+    """
+
+    HARMFUL = ("hang", "leave", "vanish", "at once divide", "bytes", "at once flood")
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        fine = [f"{split}/{number}" for number in range(12)]
+        return [*MixedRoom.HARMFUL, *fine] if split == "train" else [*fine[:2], "vanish"]
+
+    def reset(self, task: str) -> Observation:
+        self.task = task
+        return self._do(task.removeprefix("at once ")) if task.startswith("at once ") else Observation(task)
+
+    def step(self, action: str) -> Observation:
+        del action
+        return self._do(self.task) if self.task in DEEDS else Observation("You leave.", done=True, success=True)
+
+
+class LeavingRoom(HostileRoom):
+    """Ends its process politely at every action in training."""
+
+    def reset(self, task: str) -> Observation:
+        self.task = task
+        return Observation(task)
+
+    def step(self, action: str) -> Observation:
+        del action
+        return self._do("leave") if self.task.startswith("train") else Observation("Done.", done=True)
+
+
+class OnceRoom(LeavingRoom):
+    """Breaks off at some of the training tasks, each only the first time: a file in HOSTILE_NOTES says that it has."""
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        return [f"{split}/{number}" for number in range(6)]
+
+    def step(self, action: str) -> Observation:
+        note = Path(os.environ["HOSTILE_NOTES"], self.task.replace("/", "-"))
+        if self.task in ("train/1", "train/4") and not note.exists():
+            note.touch()
+            return self._do("vanish")
+        return Observation(f"You hear {len(action)} letters.", done=len(action) % 3 == 0)

@@ -64,10 +64,9 @@ def explore(access: Access) -> None:
         for played in playing:
             ended += 1
             access.doing("explorer", f"playing rollouts with version {version}", ended)
-            name = f"r{played.start.number:06d}"
-            rows = rows_of(played, name=name, version=version)
+            rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
             if played.failure is not None:
-                note_broken(access.store, played, rollout=name)
+                note_broken(access.store, played)
             if rows is not None:
                 access.store.offer(rows, generated_tokens=played.generated_tokens)
 

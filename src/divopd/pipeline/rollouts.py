@@ -13,7 +13,7 @@ from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
-from divopd.pipeline.broken import BrokenRollouts
+from divopd.pipeline.broken import BrokenRollouts, Events, retelling
 from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
@@ -125,11 +125,17 @@ class TrainingRollouts:
         student: Policy,
         teachers: Teachers | None,
         heartbeat: Callable[[], None] = lambda: None,
+        broken: Events | None = None,
     ) -> Iterator[Played]:
         """Play with the student of this version; see explorer.play_each.
 
-        An EnvironmentFailure means that too many rollouts broke off (broken.py).
+        Rollouts that are among the `broken`, events by number, are only told again. An EnvironmentFailure means that
+        too many others broke off (broken.py).
         """
+        environments, retold = environments_in(self.pool, heed=heartbeat), frozenset[int]()
+        if broken:
+            starts = list(starts)
+            environments, retold = retelling(environments, starts, broken), frozenset(broken)
         recovery = Recovery(**self.config.recovery.model_dump())
         helped = self.method.recovers and recovery.begun(version)
         rollouts = play_each(
@@ -137,12 +143,13 @@ class TrainingRollouts:
             replace(self._acting, recovery=recovery if helped else None),
             student=student,
             teacher_of=teachers.of if teachers else None,
-            environments=environments_in(self.pool, heed=heartbeat),
+            environments=environments,
             heartbeat=heartbeat,
         )
         for played in rollouts:
             yield played
-            self.count_failures(played)
+            if played.start.number not in retold:
+                self.count_failures(played)
 
     def count_failures(self, played: Played) -> None:
         """A rollout has ended; an EnvironmentFailure means that too many broke off."""

@@ -9,7 +9,7 @@ the crash are put again (which changes nothing), journalled batches are served a
 """
 
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import inf
@@ -131,10 +131,8 @@ class SimulatedWorld:
         self.turns_put = 0
         self.rollouts_put = 0
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
-        self.broken: dict[str, float] = {}  # rollouts that broke off, and their virtual seconds: none is played again
-        for _, kind, event in store.events():
-            if kind == BROKE:
-                self.broken[event["rollout"]] = event["seconds"]
+        events = (event for _, kind, event in store.events() if kind == BROKE)
+        self.broken = {event["number"]: event for event in events}  # rollouts that broke off: none is played again
 
     def _note_absence(self, error: TeacherAwayError) -> None:
         self.store.note("teacher_away", {"error": str(error), "update": self.version})
@@ -323,37 +321,34 @@ class SimulatedWorld:
         """Play and score the rollouts of these numbers with the weights that explorers have."""
         version = self.acting_version
         self.doing("explorer", f"playing rollouts with version {version}", numbers.start)
-        wanted = [number for number in numbers if name_of(number) not in self.broken]
         playing = self.rollouts.play_each(
-            [self.rollouts.start(number, version=version) for number in wanted],
+            [self.rollouts.start(number, version=version) for number in numbers],
             version=version,
             student=self.actor,
             teachers=self.teachers,
             heartbeat=self.heed,
+            broken=self.broken,
         )
-        played: dict[int, Played] = {}
+        played: list[Played] = []
         for one in playing:
-            if one.failure is None:
-                played[one.start.number] = one
-            else:
-                self._note_broken(one)
-        rows = [rows_of(one, name=name_of(number), version=version) for number, one in sorted(played.items())]
+            played.append(one)
+            self._note_broken(one)  # before the next one, which may be one too many
+        played.sort(key=lambda one: one.start.number)
+        rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
         self.doing("teacher", f"scoring rollouts of version {version}", numbers.start)
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
-        return [self._made(number, played.get(number), scored) for number in numbers]
-
-    def _made(self, number: int, played: Played | None, scored: Mapping[str, Rollout]) -> Made:
-        if played is None:
-            return Made(None, 0, self.broken[name_of(number)])
-        return Made(scored.get(name_of(number)), played.generated_tokens, self._seconds(played))
+        return [
+            Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))
+            for one, unscored in zip(played, rows, strict=True)
+        ]
 
     def _note_broken(self, played: Played) -> None:
-        """It takes its place for as long as it lasted, and nothing comes of it."""
-        name, seconds = name_of(played.start.number), self._seconds(played)
-        note_broken(self.store, played, rollout=name, seconds=seconds)
-        self.broken[name] = seconds
-        event = {"rollout": name, "task": played.start.task, "reason": played.failure}
-        if sentence := sentence_of(event, count=len(self.broken)):
+        """Journal a rollout that broke off, unless it was only told again."""
+        number = played.start.number
+        if played.failure is None or number in self.broken:
+            return
+        self.broken[number] = note_broken(self.store, played)
+        if sentence := sentence_of(self.broken[number], count=len(self.broken)):
             self.observer.told(sentence)
 
     def _seconds(self, played: Played) -> float:
@@ -365,11 +360,6 @@ class SimulatedWorld:
         more = 0 if own is None else len(own.ids) - len(played.turns[-1].prompt.ids)  # that the teacher reads
         reading = whole * (costs.read_token_s + costs.scored_token_s) + more * costs.scored_token_s
         return costs.rollout_s + acting + reading
-
-
-def name_of(number: int) -> str:
-    """The id of a rollout."""
-    return f"r{number:06d}"
 
 
 def spread(seed: int, number: int) -> float:
