@@ -1,4 +1,4 @@
-"""Rollouts that broke off because their environment died or hung (specification §8).
+"""Rollouts that broke off because their environment died or hung (specification §6.1).
 
 Each costs itself: its turns are not trained, the journal keeps its reason, and a resume does not play it again. Too
 many of them end the run.

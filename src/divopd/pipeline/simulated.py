@@ -130,9 +130,9 @@ class SimulatedWorld:
         self.started = 0  # rollouts
         self.turns_put = 0
         self.rollouts_put = 0
-        self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
         events = (event for _, kind, event in store.events() if kind == BROKE)
         self.broken = {event["number"]: event for event in events}  # rollouts that broke off: none is played again
+        self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
 
     def _note_absence(self, error: TeacherAwayError) -> None:
         self.store.note("teacher_away", {"error": str(error), "update": self.version})
