@@ -169,6 +169,19 @@ def test_a_pool_that_is_closed_or_forgotten_leaves_no_process(tmp_path: Path, mo
     assert not is_alive(pid)
 
 
+def test_a_machine_without_room_for_a_worker_costs_the_rollout() -> None:
+    """No file can be opened any more: that is a failure with its reason, and when there is room again, it goes on."""
+    with closing(WorkerPool(ROOM, {}, size=1, workers=1, timeout_s=LATE_S)) as pool:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            failed = ask(pool, 0, "reset", "door")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert "no worker process can be started (Too many open files)" in str(failed.failure)
+        assert seen(ask(pool, 0, "reset", "door")) == "door, turn 0"
+
+
 def test_who_collects_late_finds_the_answer() -> None:
     """The limit is for the environment: a policy may take longer than that before it asks for the answer."""
     with closing(WorkerPool(ROOM, {}, size=1, workers=1, timeout_s=SOON_S)) as pool:

@@ -9,11 +9,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from divopd.environments.wire import Frames, WireError, pack
 
+WORKER = "divopd.environments.worker"
 START_S = 300.0  # for Python and our own modules, on a machine that is very busy; no code of the user runs yet
 SENDING_S = 30.0  # for the rest of an answer that has begun
 ENDING_S = 2.0  # for environments that have something to put away when the pool closes
@@ -54,15 +55,6 @@ class WorkerProcess:
         self._alive: set[int] = set()  # places whose rollout is in this process
         self._gone: dict[int, str] = {}  # places whose rollout ended with a process, and why that ended
 
-    @property
-    def busy(self) -> bool:
-        return self._asked is not None or bool(self.waiting)
-
-    @property
-    def deadline(self) -> float:
-        """When the request that it works on has taken too long."""
-        return self._deadline
-
     def register(self, poll: "select.poll") -> None:
         if self._socket is not None:
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
@@ -100,8 +92,12 @@ class WorkerProcess:
             if request.method != "reset" and request.place not in self._alive:
                 lost.append(Told(request, None, self._gone.get(request.place, "it has to be reset first")))
                 continue
-            if self._process is None:
-                self._start()
+            try:
+                if self._process is None:
+                    self._start()
+            except OSError as error:  # the machine has no process, no file or no memory left
+                lost.append(Told(request, None, f"no worker process can be started ({error.strerror})"))
+                continue
             self._asked = request
             if self._ready:
                 self._send_request()
@@ -109,20 +105,23 @@ class WorkerProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        reading, self._lifeline = os.pipe()
-        command = [sys.executable, "-m", "divopd.environments.worker", str(theirs.fileno()), str(reading)]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), reading),
-                start_new_session=True,  # what it starts is killed with it
-            )
-        os.close(reading)
+        with theirs, ExitStack() as on_error:
+            on_error.callback(ours.close)
+            reading, lifeline = os.pipe()
+            on_error.callback(os.close, lifeline)
+            with os.fdopen(reading, "rb"):
+                process = subprocess.Popen(
+                    [sys.executable, "-m", WORKER, str(theirs.fileno()), str(reading)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), reading),
+                    start_new_session=True,  # what it starts is killed with it
+                )
+            on_error.pop_all()
         ours.setblocking(False)
-        self._socket, self._frames, self._ready = ours, Frames(), False
+        self._process, self._socket, self._lifeline = process, ours, lifeline
+        self._frames, self._ready = Frames(), False
         self._unsent = pack(self._hello)
         self._deadline = time.monotonic() + START_S
 
@@ -215,10 +214,10 @@ class WorkerProcess:
             code = self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
             return "its process has closed its connection to the pool"
-        if code >= 0:
-            return f"its process ended with exit code {code}"
         known = {number.value: number.name for number in signal.Signals}
-        return f"its process was killed by {known.get(-code, f'signal {-code}')}"
+        how = f"ended with exit code {code}" if code >= 0 else f"was killed by {known.get(-code, f'signal {-code}')}"
+        early = "" if self._ready else f" before it began; see that `{sys.executable} -m {WORKER} 0 0` starts"
+        return f"its process {how}{early}"
 
     def _too_late(self) -> str:
         if not self._ready:
