@@ -32,7 +32,7 @@ from recorded_run import RecordedRun
 
 BASE = {
     "method": "divopd",
-    "environment": {"name": f"{recording_rooms.__file__}:StuckRoom", "horizon": 4},
+    "environment": {"name": f"{recording_rooms.__file__}:StuckRoom", "horizon": 4, "workers": 0},
     "prompts": {"answer": "terse", "max_prompt_tokens": 900},
     "composer": {"batch_size": 6, "cap": 2},
     "learner": {"updates": 3, "lr": 1e-3, "checkpoint_every": 2},

@@ -97,7 +97,7 @@ def settings(student: Path, *, teacher: Path | str, room: str = "Room", **change
     data: dict[str, Any] = {
         "method": "vanilla",
         "clock": "simulated",
-        "environment": {"name": f"{ROOMS}:{room}", "horizon": 4},
+        "environment": {"name": f"{ROOMS}:{room}", "horizon": 4, "workers": 0},  # rooms may kill whoever plays
         "prompts": {"answer": "terse", "actions": "unlisted", "max_prompt_tokens": 200},
         "student": {"model": str(student)},
         "teacher": served,

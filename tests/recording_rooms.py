@@ -97,6 +97,16 @@ class StuckRoom(Room):
     valid = False
 
 
+class SlowRoom(StuckRoom):
+    """The first action in training takes four seconds, and no other."""
+
+    def step(self, action: str) -> Observation:
+        first = self.task.startswith("train-") and not asked_in_training(Path(os.environ[RUN]), "step")
+        seen = super().step(action)
+        time.sleep(4 * first)
+        return seen
+
+
 class OneTaskRoom(StuckRoom):
     """Has one task to train on, whatever the seed."""
 

@@ -34,6 +34,7 @@ from divopd.composers import Settings
 from divopd.config_completion import complete
 from divopd.config_files import Layered, find_config, read_layers, shown
 from divopd.environments import find_entry
+from divopd.environments.pool import TIMEOUT_S
 from divopd.errors import InputError, UnknownNameError
 from divopd.methods import METHODS
 from divopd.models.engine import ENGINES, EngineName
@@ -82,6 +83,12 @@ class EnvironmentPart(Part):
     """Which tasks are evaluated on."""
     horizon: PositiveInt
     """The most turns of a rollout."""
+    workers: NonNegativeInt | None = None
+    """Processes that hold the environments; 0: none. null: up to 16 for foreign code (yours, gym, openenv), else 0."""
+    timeout_s: PositiveFloat = TIMEOUT_S
+    """In a worker process: how long a step may take; a reset may take three times as long."""
+    max_broken: Annotated[int, Field(ge=0, lt=50)] = 25
+    """How many of the last 50 rollouts may break off; one more, or nothing else from the start, ends the run."""
 
     @field_validator("name")
     @classmethod

@@ -13,7 +13,8 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
-└── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if all others break off too
+└── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if too many break off
+    └── EnvironmentMistake      a user's class raised an error or returned what is no observation (also an InputError)
 
 NothingToTrainWarning           no error: a batch in which no turn passed the gate
 """
@@ -96,7 +97,11 @@ class AlignmentError(DivopdError):
 
 
 class EnvironmentFailure(DivopdError):
-    """An environment died or hung. It costs one rollout; the run goes on unless nothing but failures is left."""
+    """An environment died or hung. It costs one rollout; the run goes on unless too many of them break off."""
+
+
+class EnvironmentMistake(EnvironmentFailure, InputError):
+    """A user's class raised an error of its own, or returned what it must not; the message names class and method."""
 
 
 class NothingToTrainWarning(UserWarning):

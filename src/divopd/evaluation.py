@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from divopd.config import Config
-from divopd.environments import Environment, find_entry, kind_of, make_environment, tasks
+from divopd.environments import Environment, find_entry, kind_of, tasks
+from divopd.environments.pool import TIMEOUT_S, InlinePool, WorkerPool, environments_in, open_pool
 from divopd.environments.words import words_in
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, PlayedTurn, Start, play_each
@@ -39,12 +40,23 @@ class Exam:
     horizon: int
     settings: dict[str, Any] = field(default_factory=dict)  # of the environment
     in_flight: int = 64
-    _made: list[Environment] = field(default_factory=list, init=False, repr=False, compare=False)
+    workers: int | None = None  # as in environments.pool
+    timeout_s: float = TIMEOUT_S
+    _made: list[InlinePool | WorkerPool] = field(default_factory=list, init=False, repr=False, compare=False)
     _heard: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def play(self, policy: Policy, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Evaluation:
-        """Play every task once with the policy; `progress` hears how many of them are over."""
-        return self._play(self.acting, student=policy, teacher_of=None, progress=progress)
+    def play(
+        self,
+        policy: Policy,
+        *,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        heed: Callable[[], None] = lambda: None,
+    ) -> Evaluation:
+        """Play every task once with the policy; `progress` hears how many of them are over.
+
+        `heed` is called where an environment is waited for: it may raise what ends the run.
+        """
+        return self._play(self.acting, student=policy, teacher_of=None, progress=progress, heed=heed)
 
     def play_takeover(self, teacher: Policy, *, student: Policy, after_turns: int) -> Evaluation:
         """Play every task once; the teacher takes over from the student for good after so many turns.
@@ -61,9 +73,10 @@ class Exam:
         student: Policy,
         teacher_of: Callable[[str], Policy] | None,
         progress: Callable[[int, int], None],
+        heed: Callable[[], None] = lambda: None,
     ) -> Evaluation:
         starts = [Start(number, task, self.horizon) for number, task in enumerate(self.tasks)]
-        environments = self._environments()
+        environments = self._environments(heed)
         over: dict[int, Played] = {}
         progress(0, len(starts))
         for played in play_each(starts, acting, student=student, teacher_of=teacher_of, environments=environments):
@@ -78,12 +91,19 @@ class Exam:
         """What its tasks say first, as the student's tokenizer has it: words, sorted; none before they were played."""
         return sorted(set().union(*self._heard.values()))
 
-    def _environments(self) -> list[Environment]:
+    def _environments(self, heed: Callable[[], None]) -> list[Environment]:
         """As many as play at once."""
-        wanted = min(self.in_flight, find_entry(self.environment).side_by_side, len(self.tasks))
-        while len(self._made) < wanted:
-            self._made.append(make_environment(self.environment, **self.settings))
-        return self._made[:wanted]
+        if not self._made:
+            wanted = min(self.in_flight, find_entry(self.environment).side_by_side, len(self.tasks))
+            self._made.append(
+                open_pool(self.environment, self.settings, size=wanted, workers=self.workers, timeout_s=self.timeout_s)
+            )
+        return environments_in(self._made[0], heed=heed)
+
+    def close(self) -> None:
+        """End the processes of the environments, if there are any; the next evaluation starts them again."""
+        while self._made:
+            self._made.pop().close()
 
     def record(self, played: Evaluation, *, version: int) -> EvaluationRecord:
         """Success rate in percent, overall and by kind of task, and the mean number of turns."""
@@ -138,6 +158,8 @@ def exam_of(config: Config, codec: Codec) -> Exam:
         horizon=environment.horizon,
         settings=environment.settings,
         in_flight=evaluation.in_flight,
+        workers=environment.workers,
+        timeout_s=environment.timeout_s,
     )
 
 

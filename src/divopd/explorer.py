@@ -236,11 +236,13 @@ def _by_policy(
 
 
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
-    """The student turns of a rollout as rows for the teacher to score; None if the student never acted.
+    """The student turns of a rollout as rows for the teacher to score; None if it broke off or the student never acted.
 
     Turns in which the teacher acted, or an action was replayed, are no rows; the teacher's are kept beside them. A turn
     whose prompt was cut, for the student or for a teacher with prompts of its own, has no token that counts.
     """
+    if played.failure is not None:
+        return None
     by_student = [turn for turn in played.turns if turn.actor == "student"]
     prompts = tuple(turn.teacher_prompt.ids for turn in by_student if turn.teacher_prompt is not None)
     rows = tuple(

@@ -37,18 +37,19 @@ def evaluate_version(
     forbidden: Sequence[int],
     recalled: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda done, of: None,
+    heed: Callable[[], None] = lambda: None,
 ) -> EvaluationRecord:
     """Play the exam with a policy that holds this version. Version 0 is played only if nobody has done so before.
 
     `forbidden`: the ids that the policy never samples. `recalled` hears a sentence when it was not played, `progress`
-    how many of the tasks are over while it is.
+    how many of the tasks are over while it is. `heed` is called where an environment is waited for.
     """
     file = first_evaluation_file(config, exam, forbidden) if version == 0 else None
     known = _recall(file) if file else None
     if known is not None:
         recalled(f"version 0 was evaluated before and is not played again ({file})")
         return known
-    played = exam.play(policy, progress=progress)
+    played = exam.play(policy, progress=progress, heed=heed)
     record = exam.record(played, version=version)
     if file and not any(rollout.failure for rollout in played.rollouts):
         keep(file, encode_evaluation(record))

@@ -1,5 +1,6 @@
 """Keys that decide how rollouts are played: environment, prompts, explorer, recovery, curriculum, evaluation, seed."""
 
+import os
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -8,7 +9,7 @@ from divopd.models.model_files import load_tokenizer
 from divopd.report.run_comparison import compare_runs
 from divopd.report.runs import read_run
 from divopd.turns import Turn
-from key_runs import Lab, Run, changing, checks
+from key_runs import Lab, Play, Run, changing, checks
 from recording_rooms import Room
 
 # ── environment ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -59,6 +60,33 @@ def test_rollouts_and_evaluations_end_at_the_horizon(before: Run, after: Run) ->
     for run, horizon in ((before, 4), (after, 7)):
         assert {turn.rollout_turns for turn in run.rows} == {horizon}
         assert {figures["turns"] for figures in run.evaluations.values()} == {float(horizon)}
+
+
+@changing("environment.workers", "2")
+def test_environments_run_in_so_many_processes(before: Run, after: Run) -> None:
+    """Without any, they are played here; what is played is the same."""
+    here = str(os.getpid())
+    assert {_process(play) for play in before.plays} == {here}
+    assert len({_process(play) for play in after.explored} - {here}) == 2
+    assert [turn.response_ids for turn in after.rows] == [turn.response_ids for turn in before.rows]
+
+
+@changing("environment.timeout_s", "1", "environment.workers=1", "environment.name=$tests/recording_rooms.py:SlowRoom")
+def test_a_step_that_takes_too_long_costs_its_rollout(before: Run, after: Run) -> None:
+    """The first action of the run takes four seconds; a step may take one second, or two minutes."""
+    assert "broke off" not in before.said
+    assert "SlowRoom, step: step did not return within 1 s (environment.timeout_s)" in after.said
+
+
+@checks("environment.max_broken")
+def test_more_broken_rollouts_than_allowed_end_the_run(lab: Lab) -> None:
+    """Every other rollout breaks off: half of the last 50 are allowed, unless the setting says otherwise."""
+    fragile = "environment.name=$tests/fragile_room.py:FragileRoom"
+    assert lab.run(fragile).code == 0
+    ended = lab.run(fragile, "environment.max_broken=0")
+    assert ended.code == 2
+    assert " of the last " in ended.said
+    assert "fell in" in ended.said
 
 
 # ── prompts ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -348,6 +376,11 @@ def _whole(turn: Turn) -> list[int]:
 
 def _said(turns: list[Turn]) -> list[list[int]]:
     return [_whole(turn) for turn in turns]
+
+
+def _process(play: Play) -> str:
+    """The number of the process that held the environment."""
+    return play.room.partition("/")[0]
 
 
 def _split(turn: Turn) -> str:

@@ -10,7 +10,7 @@ from divopd.curricula import AdaptedDepth, Depths, GrowingDepth, Outcome, Retrea
 from divopd.environments import Observation, expert_actions, make_environment
 from divopd.errors import EnvironmentFailure
 from divopd.models.model_files import load_tokenizer
-from divopd.pipeline.rollouts import FAILURES, TrainingRollouts
+from divopd.pipeline.rollouts import ATTEMPTS, TrainingRollouts
 from divopd.prompts import Codec
 from divopd.turns import Rollout, Turn
 from small_runs import config
@@ -137,15 +137,15 @@ def test_the_depth_is_smoothed_over_probing_versions() -> None:
     assert adapted_depth([*early, *late]) == 14 + 1  # by version, in whatever order they arrive
 
 
-@pytest.mark.parametrize("crumbles", [0, FAILURES - 1, FAILURES])
+@pytest.mark.parametrize("crumbles", [0, ATTEMPTS - 1, ATTEMPTS])
 def test_an_expert_plans_again_when_its_environment_breaks_off(models: Path, crumbles: int) -> None:
     """As often as a run bears it; then the failure is told, and not taken for a task without expert actions."""
     stairs = f"{Path(__file__).parents[1] / 'fragile_room.py'}:CrumblingStairs"
-    settings = config(models, method="tcod-b2f", environment={"name": stairs, "horizon": 5})
+    settings = config(models, method="tcod-b2f", environment={"name": stairs, "horizon": 5, "workers": 0})
     rollouts = TrainingRollouts(settings, Codec(load_tokenizer(models / "student")))
     rooms = type(make_environment(stairs)._environment)  # type: ignore[attr-defined]  # the class that runs load
     rooms.crumbles = crumbles
-    if crumbles < FAILURES:
+    if crumbles < ATTEMPTS:
         assert rollouts.start(0, version=0).replayed == ("up", "up")
     else:
         with pytest.raises(EnvironmentFailure, match="a step crumbled"):

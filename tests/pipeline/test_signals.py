@@ -136,7 +136,7 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
 def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
     """An environment that does not answer keeps the first SIGTERM waiting; the second one ends the process."""
     room = Path(__file__).parents[1] / "fragile_room.py"
-    begin_run(config(models, environment={"name": f"{room}:StuckRoom"}), tmp_path / "run")
+    begin_run(config(models, environment={"name": f"{room}:StuckRoom", "workers": 0}), tmp_path / "run")
     with training(tmp_path / "run", "--grace", "900") as process:
         assert process.stderr is not None
         wait_for(lambda: (tmp_path / "run" / "stuck").exists(), while_=process)
@@ -154,7 +154,7 @@ def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
     """On the live clock: explorer and evaluator hang in an environment; the second SIGTERM leaves no role behind."""
     room = Path(__file__).parents[1] / "fragile_room.py"
     run = tmp_path / "run"
-    begin_run(config(models, clock="live", environment={"name": f"{room}:StuckRoom"}), run)
+    begin_run(config(models, clock="live", environment={"name": f"{room}:StuckRoom", "workers": 0}), run)
     with training(run, "--grace", "900") as process:
         assert process.stderr is not None
         wait_for(lambda: (run / "stuck").exists(), while_=process)

@@ -167,8 +167,8 @@ def test_failures_now_and_then_cost_their_rollouts(models: Path, tmp_path: Path)
 
 
 def test_nothing_but_failures_stops_a_run(models: Path, tmp_path: Path) -> None:
-    """As many in a row as are in flight: the error has the last failure and what to do."""
-    words = r"the last 4 rollouts broke off.*the roof of train/\d+ fell in; see that `divopd play"
+    """As many from the start as are in flight: the error has the last failure and what to do."""
+    words = r"4 of the last 4 rollouts broke off.*the roof of train/\d+ fell in; see that `divopd play"
     with pytest.raises(EnvironmentFailure, match=words):
         train_small(tmp_path / "run", room(models, "FallenSchool"))
     with pytest.raises(EnvironmentFailure, match="all 3 rollouts of an evaluation broke off: the roof"):

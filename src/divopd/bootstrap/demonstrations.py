@@ -8,6 +8,7 @@ fine-tuning on that makes a weak student of a capable one.
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -15,7 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from divopd.environments import Environment, Expert, Observation, find_entry, make_environment, make_expert, tasks
+from divopd.environments import Environment, Expert, Observation, find_entry, make_expert, tasks
+from divopd.environments.pool import environments_in, open_pool
 from divopd.errors import EnvironmentFailure, InputError
 from divopd.prompts import Codec, Conversation, PromptStyle
 
@@ -109,8 +111,15 @@ def _record(environment: str, labels: Labels, slips: Slips, number: int) -> list
 
 
 def _play(environment: str, labels: Labels, *, slips: Slips, seed: int) -> Iterator[Demonstration]:
+    with closing(open_pool(environment, {}, size=1)) as pool:
+        [played] = environments_in(pool)
+        yield from _play_in(played, environment, labels, slips=slips, seed=seed)
+
+
+def _play_in(
+    played: Environment, environment: str, labels: Labels, *, slips: Slips, seed: int
+) -> Iterator[Demonstration]:
     rollout = {"expert": expert_rollout, "weak": weak_rollout}[labels]
-    played = make_environment(environment)
     expert = make_expert(environment, played)
     horizon = find_entry(environment).horizon
     names = tasks(environment, "train")

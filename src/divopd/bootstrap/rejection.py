@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from divopd.bootstrap.demonstrations import Answered, Example, as_sequence
-from divopd.environments import find_entry, make_environment, tasks
+from divopd.environments import find_entry, tasks
+from divopd.environments.pool import environments_in, open_pool
 from divopd.errors import InputError
 from divopd.explorer import Acting, Played, PlayedTurn, Start, play_each
 from divopd.models.model_files import load_tokenizer, model_folder
@@ -85,7 +86,8 @@ def collect_successes(
             yield Start(number, task, entry.horizon)
 
     number = min(IN_FLIGHT, entry.side_by_side, sampling.attempts)
-    environments = [make_environment(environment) for _ in range(number)]
+    pool = open_pool(environment, {}, size=number)
+    environments = environments_in(pool)
     try:
         for rollout in play_each(starts(), acting, student=teacher, environments=environments):
             played, failure = played + 1, rollout.failure or failure
@@ -95,6 +97,7 @@ def collect_successes(
     finally:
         for one in environments:
             getattr(one, "close", lambda: None)()
+        pool.close()
     if not kept:
         why = f" (an environment broke off: {failure})" if failure else ""
         raise InputError(

@@ -40,7 +40,7 @@ def find_entry(name: str) -> EnvironmentEntry:
     if ":" not in name:
         raise UnknownNameError("environment", name, [*ENVIRONMENTS, "FILE.py:CLASS"])
     own = ("train", "test")
-    return EnvironmentEntry("your own", Own, own, "test", 30, 128, settings={"path": name})
+    return EnvironmentEntry("your own", Own, own, "test", 30, 128, settings={"path": name}, in_workers=True)
 
 
 def make_environment(name: str, **settings: Any) -> Environment:

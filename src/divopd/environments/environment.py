@@ -19,8 +19,8 @@ class Observation:
 class Environment(Protocol):
     """One task at a time. `reset` starts it, `step` acts in it until an observation says `done`.
 
-    An environment that dies or hangs raises EnvironmentFailure: the rollout is lost, the run goes on, and
-    the next `reset` works again.
+    An environment that cannot go on raises EnvironmentFailure: the rollout is lost, the run goes on, and the next
+    `reset` works again. What hangs or crashes is ended from outside (pool.py).
     """
 
     def reset(self, task: str) -> Observation: ...

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from divopd.environments.checked import CheckedEnvironment
+from divopd.environments.checked import CheckedEnvironment, guarded, has_lone_surrogate, one_line
 from divopd.environments.environment import Environment
 from divopd.environments.expert import Expert
 from divopd.errors import InputError
@@ -206,19 +206,30 @@ class Own:
     path: str
 
     def tasks(self, split: str) -> list[str]:
-        names = list(self._part("tasks")(split))
+        listed = self._part("tasks")
+        names = guarded(f"{self.path}: tasks({split!r})", lambda: list(listed(split)))
         if wrong := [name for name in names if not isinstance(name, str)]:
             raise InputError(f"{self.path}: tasks({split!r}) has {wrong[0]!r} in it; expected a list of strings")
+        if wrong := [name for name in names if has_lone_surrogate(name)]:
+            raise InputError(
+                f"{self.path}: tasks({split!r}) has {wrong[0]!a} in it, with half a surrogate pair; "
+                "expected names that can be written as UTF-8"
+            )
         return names
 
     def kind(self, task: str) -> str:
-        return getattr(_own_class(self.path), "kind", kind_in_name)(task)
+        tell = getattr(_own_class(self.path), "kind", kind_in_name)
+        kind = guarded(f"{self.path}: kind({task!r})", lambda: tell(task))
+        if not isinstance(kind, str) or has_lone_surrogate(kind):
+            raise InputError(f"{self.path}: kind({task!r}) is {kind!a}; expected a string")
+        return kind
 
     def environment(self) -> Environment:
-        return CheckedEnvironment(_own_class(self.path)())
+        own = _own_class(self.path)
+        return CheckedEnvironment(guarded(f"environment {own.__name__}()", own))
 
     def expert(self, environment: Environment) -> Expert:
-        return self._part("expert")()
+        return guarded(f"{self.path}: expert()", self._part("expert"))
 
     def _part(self, name: str) -> Any:
         part = getattr(_own_class(self.path), name, None)
@@ -302,6 +313,9 @@ def _own_class(path: str) -> Any:
         module = _load_file(Path(where)) if where.endswith(".py") else import_module(where)
     except (ModuleNotFoundError, FileNotFoundError, ValueError) as error:
         raise InputError(f"environment {path}: cannot import {where!r} ({error})") from None
+    except (Exception, SystemExit) as error:  # a mistake in the user's file
+        told = one_line(f"{type(error).__name__}: {error}")
+        raise InputError(f"environment {path}: importing {where!r} raised {told}") from error
     found = getattr(module, name, None)
     if not (
         isinstance(found, type) and callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))

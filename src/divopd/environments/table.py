@@ -48,6 +48,7 @@ class EnvironmentEntry:
     modules: tuple[str, ...] = ()
     checks: dict[str, Callable[[], bool]] = field(default_factory=dict)  # what else must be there, and who looks
     install: str = "nothing to install"
+    in_workers: bool = False  # foreign code: it runs in processes of its own unless a config says otherwise
     self_contained: bool = False  # the same wherever the same packages are: it reads no data from elsewhere
 
 
@@ -143,6 +144,7 @@ ENVIRONMENTS = {
         evaluation_tasks=128,
         modules=("gymnasium",),
         install=how_to_install("gym"),
+        in_workers=True,
     ),
     "openenv": EnvironmentEntry(
         "an OpenEnv server (setting: url)",
@@ -153,5 +155,6 @@ ENVIRONMENTS = {
         evaluation_tasks=128,
         modules=("openenv",),
         install=how_to_install("openenv"),
+        in_workers=True,
     ),
 }

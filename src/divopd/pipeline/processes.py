@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from divopd.config import Config
 from divopd.errors import DivopdError
+from divopd.pipeline.broken import BROKE, sentence_of
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observer
 from divopd.run.doing import forget_now
@@ -172,6 +173,7 @@ class News:
         self._next_update, self._last_event = 0, self._cursor.events
         self._versions: set[int] = set()
         self._absences: dict[str, float] = {}  # when a server was last told to be away
+        self._broken = sum(kind == BROKE for _, kind, _ in store.events())  # rollouts
 
     def tell(self) -> bool:
         """True if an update or an evaluation was among it."""
@@ -192,6 +194,10 @@ class News:
                 self._tell_absence(event)
             elif kind == "evaluation_recalled":
                 self._observer.told(event["sentence"])
+            elif kind == BROKE:
+                self._broken += 1
+                if sentence := sentence_of(event, count=self._broken):
+                    self._observer.told(sentence)
         return (cursor.records, cursor.evaluations) != (before.records, before.evaluations)
 
     def _tell_absence(self, event: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from divopd.first_evaluation import evaluate_version
 from divopd.models.engine import Interruptible, StudentEngine
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.asked_teachers import AskedTeachers
+from divopd.pipeline.broken import note_broken
 from divopd.pipeline.live import learn
 from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.pipeline.processes import REFUSED, kind_of
@@ -67,6 +68,8 @@ def explore(access: Access) -> None:
             ended += 1
             access.doing("explorer", f"playing rollouts with version {version}", ended)
             rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
+            if played.failure is not None:
+                note_broken(access.store, played)
             if rows is not None:
                 access.store.offer(rows, generated_tokens=played.generated_tokens)
 
@@ -130,6 +133,7 @@ def evaluate(access: Access) -> None:
             version=version,
             forbidden=forbidden,
             recalled=recalled,
+            heed=access.check,
             progress=partial(access.doing, "evaluator", f"evaluating version {version}"),
         )
         if not noted and (words := exam.words()):

@@ -8,17 +8,19 @@ from typing import cast
 
 from divopd.config import Config
 from divopd.curricula import Depths, Outcome
-from divopd.environments import Environment, Expert, expert_actions, make_environment, make_expert, tasks
+from divopd.environments import Environment, Expert, expert_actions, find_entry, make_expert, tasks
+from divopd.environments.pool import InlinePool, WorkerPool, environments_in, open_pool
 from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
 from divopd.pipeline.asked_teachers import AskedTeachers
+from divopd.pipeline.broken import BrokenRollouts, Events, retelling
 from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
 from divopd.teacher import Teachers
 
-FAILURES = 4  # rollouts in a row that break off, at least, before a run is stopped
+ATTEMPTS = 4  # of an expert at a task in which its environment breaks off
 
 
 class TrainingRollouts:
@@ -45,13 +47,23 @@ class TrainingRollouts:
             teacher_reader=teacher_reader,
         )
         self._heard = 0  # number of the last arrival that the curriculum was told of
-        self._failures = 0  # in a row
+        self._broken = BrokenRollouts(config)
         self._expert_actions: dict[str, tuple[str, ...]] = {}  # by task
 
     @cached_property
-    def _environments(self) -> list[Environment]:
-        name, settings = self.config.environment.name, self.config.environment.settings
-        return [make_environment(name, **settings) for _ in range(self.config.explorer.rollouts_in_flight)]
+    def pool(self) -> InlinePool | WorkerPool:
+        """An environment for each rollout in flight."""
+        return self._open_pool(self.config.explorer.rollouts_in_flight, workers=self.config.environment.workers)
+
+    def _open_pool(self, size: int, *, workers: int | None) -> InlinePool | WorkerPool:
+        part = self.config.environment
+        return open_pool(part.name, part.settings, size=size, workers=workers, timeout_s=part.timeout_s)
+
+    def close(self) -> None:
+        """End the processes that hold the environments, if there are any."""
+        for name in ("pool", "_experts_pool"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()
 
     @cached_property
     def _tasks(self) -> list[str]:
@@ -89,18 +101,23 @@ class TrainingRollouts:
                 return expert_actions(*self._expert, task, horizon=self.config.environment.horizon)
             except EnvironmentFailure:  # the next reset starts the environment anew
                 failures += 1
-                if failures == FAILURES:
+                if failures == ATTEMPTS:
                     raise
 
     @cached_property
     def _expert(self) -> tuple[Environment, Expert] | None:
         """An environment of its own for the expert, which plays each task once; None: there is no expert."""
-        name, settings = self.config.environment.name, self.config.environment.settings
-        environment = make_environment(name, **settings)
+        [environment] = environments_in(self._experts_pool)
         try:
-            return environment, make_expert(name, environment)
+            return environment, make_expert(self.config.environment.name, environment)
         except InputError:
             return None
+
+    @cached_property
+    def _experts_pool(self) -> InlinePool | WorkerPool:
+        part = self.config.environment
+        foreign = find_entry(part.name).in_workers  # experts of native environments look inside them
+        return self._open_pool(1, workers=part.workers if foreign else 0)
 
     def play_each(
         self,
@@ -110,11 +127,17 @@ class TrainingRollouts:
         student: Policy,
         teachers: Teachers | AskedTeachers | None,
         heartbeat: Callable[[], None] = lambda: None,
+        broken: Events | None = None,
     ) -> Iterator[Played]:
         """Play with the student of this version; see explorer.play_each.
 
-        An EnvironmentFailure means that as many rollouts in a row broke off as are in flight.
+        Rollouts that are among the `broken`, events by number, are only told again. An EnvironmentFailure means that
+        too many others broke off (broken.py).
         """
+        environments, retold = environments_in(self.pool, heed=heartbeat), frozenset[int]()
+        if broken:
+            starts = list(starts)
+            environments, retold = retelling(environments, starts, broken), frozenset(broken)
         recovery = Recovery(**self.config.recovery.model_dump())
         helped = self.method.recovers and recovery.begun(version)
         rollouts = play_each(
@@ -122,22 +145,17 @@ class TrainingRollouts:
             replace(self._acting, recovery=recovery if helped else None),
             student=student,
             teacher_of=cast(Callable[[str], Policy], teachers.of) if teachers else None,  # nobody scores here
-            environments=self._environments,
+            environments=environments,
             heartbeat=heartbeat,
         )
         for played in rollouts:
             yield played
-            self._count_failures(played)
+            if played.start.number not in retold:
+                self.count_failures(played)
 
-    def _count_failures(self, played: Played) -> None:
-        """The odd failure costs its rollout; when nothing else happens any more, the environment does not work."""
-        self._failures = self._failures + 1 if played.failure else 0
-        if self._failures >= max(FAILURES, self.config.explorer.rollouts_in_flight):
-            name = self.config.environment.name
-            raise EnvironmentFailure(
-                f"the last {self._failures} rollouts broke off, the last one of task {played.start.task}: "
-                f"{played.failure}; see that `divopd play {name}` works, then go on with --resume"
-            )
+    def count_failures(self, played: Played) -> None:
+        """A rollout has ended; an EnvironmentFailure means that too many broke off."""
+        self._broken.count(played)
 
 
 def in_order_of(seed: int, training: Sequence[str]) -> list[str]:

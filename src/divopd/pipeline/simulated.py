@@ -28,6 +28,7 @@ from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.broken import BROKE, note_broken, sentence_of
 from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_models, load_student
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
@@ -64,6 +65,7 @@ def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: W
         try:
             train(config, learner=learner, ledger=store, world=world, run=run, observer=observer, wishes=wishes)
         finally:
+            world.close()
             forget_now(run.now)
 
 
@@ -132,6 +134,8 @@ class SimulatedWorld:
         self.started = 0  # rollouts
         self.turns_put = 0
         self.rollouts_put = 0
+        events = (event for _, kind, event in store.events() if kind == BROKE)
+        self.broken = {event["number"]: event for event in events}  # rollouts that broke off: none is played again
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
 
     def _note_absence(self, away: Away) -> None:
@@ -143,6 +147,11 @@ class SimulatedWorld:
     def _note_return(self, away: Away) -> None:
         back = {"who": away.who, "error": away.error, "away_s": away.seconds, "update": self.version}
         self.store.note("teacher_back", back)
+
+    def close(self) -> None:
+        """End the processes of the environments, if there are any."""
+        self.rollouts.close()
+        self.exam.close()
 
     # ── what the loop asks for ────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,6 +175,7 @@ class SimulatedWorld:
             version=version,
             forbidden=self.forbidden,
             recalled=self.observer.told,
+            heed=self.heed,
             progress=lambda done, of: self.doing("evaluator", f"evaluating version {version}", done, of),
         )
         if (words := self.exam.words()) and not any(kind == "evaluation_words" for _, kind, _ in self.store.events()):
@@ -324,8 +334,13 @@ class SimulatedWorld:
             student=self.actor,
             teachers=self.teachers,
             heartbeat=self.heed,
+            broken=self.broken,
         )
-        played = sorted(playing, key=lambda one: one.start.number)
+        played: list[Played] = []
+        for one in playing:
+            played.append(one)
+            self._note_broken(one)  # before the next one, which may be one too many
+        played.sort(key=lambda one: one.start.number)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
         self.doing("teacher", f"scoring rollouts of version {version}", numbers.start)
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
@@ -333,6 +348,15 @@ class SimulatedWorld:
             Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))
             for one, unscored in zip(played, rows, strict=True)
         ]
+
+    def _note_broken(self, played: Played) -> None:
+        """Journal a rollout that broke off, unless it was only told again."""
+        number = played.start.number
+        if played.failure is None or number in self.broken:
+            return
+        self.broken[number] = note_broken(self.store, played)
+        if sentence := sentence_of(self.broken[number], count=len(self.broken)):
+            self.observer.told(sentence)
 
     def _seconds(self, played: Played) -> float:
         """Virtual seconds from the start of a rollout to its arrival in the queue, without jitter."""

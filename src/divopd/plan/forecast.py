@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from divopd.config import Config
-from divopd.environments import Environment, make_environment
+from divopd.environments import Environment
+from divopd.environments.pool import environments_in, open_pool
 from divopd.models.engine import ENGINES
 from divopd.models.model_files import ModelFacts
 from divopd.models.packing import make_row, merge_rows
@@ -80,7 +81,10 @@ def sample_rollouts(config: Config, codec: Any, tasks: Sequence[str], *, own: Co
     scored: list[list[int]] = []
     truncated = 0
     with ExitStack() as stack:
-        environment = make_environment(config.environment.name, **config.environment.settings)
+        part = config.environment
+        pool = open_pool(part.name, part.settings, size=1, workers=part.workers, timeout_s=part.timeout_s)
+        stack.callback(pool.close)
+        [environment] = environments_in(pool)
         stack.callback(getattr(environment, "close", lambda: None))
         for task in tasks:
             readings, cut = _play(config, [codec, *([own] if own else [])], environment, task=task, rng=rng)
