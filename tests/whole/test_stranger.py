@@ -19,7 +19,7 @@ import pytest
 from blocks import blocks_of, commands_of
 
 from divopd.report.runs import read_run
-from smollm2 import save_smollm2
+from smollm2 import save_disturbed, save_smollm2
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("make setup", "divopd demo --quick")  # `make fresh` does the long one
@@ -163,8 +163,8 @@ def stranger(tmp_path: Path) -> Iterator[Stranger]:
 def test_the_first_hour_of_a_stranger(stranger: Stranger) -> None:
     """Every command is on a page, works, and leaves what the next one needs."""
     clone = stranger.clone
-    save_smollm2(clone / "models" / "teacher")  # first: without it the test is skipped
-    save_smollm2(clone / "models" / "student", noise=0.05)
+    teacher = save_smollm2(clone / "models" / "teacher")  # first: without it the test is skipped
+    save_disturbed(teacher, clone / "models" / "student", share=0.05)
 
     for command in DEMO:
         printed = stranger.types(command)
