@@ -180,7 +180,7 @@ def test_the_first_hour_of_a_stranger(stranger: Stranger) -> None:
 
     (clone / "mine.yaml").write_text(MINE, encoding="utf-8")
     plan, trained = map(stranger.types, OWN_MODELS)
-    assert "models/student: 134,515,008 parameters" in plan
+    assert "models/student: 134.5 million parameters" in plan
     assert len(read_run(clone / "runs" / "mine").rates) == 3, trained
 
     write_own_recording(clone / "my-queue.jsonl")
