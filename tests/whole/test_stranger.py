@@ -43,7 +43,6 @@ explorer: {rollouts_in_flight: 4, max_response_tokens: 8}
 """
 LOAD = """
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("my-student")
