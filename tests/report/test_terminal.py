@@ -155,7 +155,7 @@ def test_the_summary_names_only_what_exists(run: Path) -> None:
     ):
         assert word in text
     commands: list[list[str]] = [line.split() for line in text.splitlines() if line.startswith("  divopd ")]
-    assert {command[1] for command in commands} == {"compare", "explain", "why"}
+    assert {command[1] for command in commands} == {"compare", "explain", "why", "export"}
     assert all(find_spec(f"divopd.cli.{command[1]}") for command in commands)
     assert f"'{run}'" in text
     rollout = next(command[-1] for command in commands if command[1] == "why")

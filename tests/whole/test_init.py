@@ -20,6 +20,7 @@ from divopd.config import load_config  # noqa: E402
 from divopd.config_reference import config_keys  # noqa: E402
 from divopd.environments import make_environment, make_expert, tasks  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
+from divopd.report.runs import read_run  # noqa: E402
 from divopd.store import Store  # noqa: E402
 from teacher_server import TeacherServer  # noqa: E402
 
@@ -76,6 +77,16 @@ def test_models_are_made_by_the_expert(models: Path, capsys: pytest.CaptureFixtu
     with Store.open_read_only(Path("run")) as store:
         assert store.updates == 2
     assert load_config("train.yaml").student.model == "student"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # three minutes of a quiet core
+def test_what_is_written_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The three commands, unedited: the student ends far above where it began, and stays there."""
+    for command in init(capsys, "mine.py:Mine", "embedded:student", "expert"):
+        assert main(command) == 0
+    first, *later = read_run(Path("run")).rates
+    assert min(later[-3:]) > first + 25, later  # chance alone moves a rate of 24 tasks by about 10 points
 
 
 def test_a_student_that_knows_the_environment_gets_no_lessons(capsys: pytest.CaptureFixture[str]) -> None:

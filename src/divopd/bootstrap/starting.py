@@ -26,7 +26,11 @@ BUILTIN = "builtin"
 TINY = 10_000_000  # parameters: below, a model knows one environment by heart and answers in bare actions
 WIDTH = 120
 TEACHER_LESSONS = ("--updates", "400", "--until", "90", "--evaluate-every", "25")
-NOVICE_LESSONS = ("--seed", "1", "--updates", "200", "--until", "40", "--evaluate-every", "5")
+# a student that could do it once and was led astray gets better in minutes; one that never learned it does not
+NOVICE_LESSONS = (
+    *("--labels", "weak", "--plausible", "0", "--random", "0.85", "--repeat", "0", "--learning-rate", "3e-4"),
+    *("--updates", "60", "--until", "30", "--evaluate-every", "2", "--seed", "1"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,10 @@ class Wish:
 
 @dataclass(frozen=True)
 class Start:
-    """Files by path, none of which is there yet, and the next three commands."""
+    """Files by path, none of which is there yet, and the next three commands, each after a line on what it does."""
 
     files: dict[Path, str]
-    commands: list[str]
+    commands: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,8 @@ def _form(world: World, facts: ModelFacts | None, taught: Taught | None) -> Taug
 
 
 def _is_novice(wish: Wish, world: World, facts: ModelFacts | None, taught: Taught | None) -> bool:
-    """Whether the student needs a few lessons first: a tiny model that never was in this environment says nothing there
-    that could be trained, and only an expert can tell it the first words."""
+    """Whether a student must be made first: a tiny model that never was in this environment says nothing there that
+    could be trained. It becomes a copy of the teacher that has learned bad habits."""
     tiny = facts is not None and facts.parameters < TINY
     return (
         tiny and wish.teacher == EXPERT and (taught is None or bool(differences(taught, _form(world, facts, taught))))
@@ -203,18 +207,21 @@ def _as_yaml(settings: dict[str, Any], wish: Wish) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands(wish: Wish, world: World, form: Taught, config: Path, *, novice: bool) -> list[str]:
+def _commands(wish: Wish, world: World, form: Taught, config: Path, *, novice: bool) -> list[tuple[str, str]]:
     """Look before it costs anything, or make the models first; then train; a run writes its own page at its end."""
-    run = str(wish.out / "run")
-    lessons = ["sft", world.name, "--from", wish.student, "--answer", form.answer, "--actions", form.actions]
-    teacher = [*lessons, "--out", str(wish.out / "teacher"), *TEACHER_LESSONS]
-    student = [*lessons, "--out", str(wish.out / "student"), *NOVICE_LESSONS]
+    run, made = str(wish.out / "run"), str(wish.out / "teacher")
+    lessons = ["--answer", form.answer, "--actions", form.actions, "--out", made, *TEACHER_LESSONS]
+    teacher = ["sft", world.name, "--from", wish.student, *lessons]
+    student = ["sft", world.name, "--from", made, "--out", str(wish.out / "student"), *NOVICE_LESSONS]
     train = ["train", str(config), "--out", run]
-    report = ["report", run, "--out", str(wish.out / "report.html")]
+    named = {
+        "check everything, and train nothing": ["train", str(config), "--dry-run"],
+        "a teacher: the student's model after lessons of the expert": teacher,
+        "a student with room to improve: the teacher's model after lessons of a player that mostly errs": student,
+        "the student learns from the teacher; the last line names the page with the results": train,
+        "the page once more, where you want it": ["report", run, "--out", str(wish.out / "report.html")],
+    }
+    look, teach, weaken, learn, report = ((why, shlex.join(["divopd", *command])) for why, command in named.items())
     if novice:
-        commands = [teacher, student, train]
-    elif wish.teacher == EXPERT:
-        commands = [teacher, train, report]
-    else:
-        commands = [["train", str(config), "--dry-run"], train, report]
-    return [shlex.join(["divopd", *command]) for command in commands]
+        return [teach, weaken, learn]
+    return [teach, learn, report] if wish.teacher == EXPERT else [look, learn, report]

@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be written ({error.strerror}); choose another --out") from None
     print("next:", file=sys.stderr)
-    print(*start.commands, sep="\n")
+    for why, command in start.commands:
+        print(f"# {why}", file=sys.stderr)
+        print(command, flush=True)  # in order, also where both go to one file
     return 0
 
 

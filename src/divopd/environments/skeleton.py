@@ -1,12 +1,12 @@
-"""An environment of your own: the agent guesses a number. Replace the game, keep the methods.
+"""An environment of your own: a parcel is brought to its floor. Replace the game, keep the methods.
 
 divopd play FILE.py:Skeleton --policy expert
 divopd envs --tasks FILE.py:Skeleton --split test
 """
 
-import re
-
 from divopd.environments import Observation
+
+FLOORS = range(1, 10)
 
 
 class Skeleton:
@@ -15,13 +15,14 @@ class Skeleton:
     @staticmethod
     def tasks(split: str) -> list[str]:
         """The tasks of `train` and of `test`, always in the same order. A task is a name; reset() gets it."""
-        names = [f"{number}-of-{largest}" for largest in range(4, 17) for number in range(1, largest + 1)]
-        return [name for place, name in enumerate(names) if (place % 5 == 0) == (split == "test")]
+        names = [f"{start}-to-{goal}" for start in FLOORS for goal in FLOORS if start != goal]
+        return [name for place, name in enumerate(names) if (place % 3 == 0) == (split == "test")]
 
     @staticmethod
     def kind(task: str) -> str:
         """Optional: the kind of a task, for tables of results."""
-        return "short" if int(task.rpartition("-")[2]) < 10 else "long"
+        start, _, goal = task.partition("-to-")
+        return "near" if abs(int(start) - int(goal)) <= 3 else "far"
 
     @staticmethod
     def expert() -> "Expert":
@@ -30,25 +31,26 @@ class Skeleton:
 
     def reset(self, task: str) -> Observation:
         """A rollout begins. The first text must tell the agent what to do."""
-        number, _, largest = task.partition("-of-")
-        self.number, self.low, self.high = int(number), 1, int(largest)
-        return self._observe("Guess my number.")
+        start, _, goal = task.partition("-to-")
+        self.floor, self.goal = int(start), int(goal)
+        return self._observe("You bring a parcel to its floor.")
 
     def step(self, action: str) -> Observation:
         """The agent acted. An action that is not understood changes nothing and has `valid=False`."""
-        said = re.fullmatch(r"guess (\d+)", action)
-        if said is None or not self.low <= int(said[1]) <= self.high:
-            return self._observe("That is no guess.", valid=False)
-        guess = int(said[1])
-        if guess == self.number:
-            return Observation("You have found it.", done=True, success=True, reward=1.0)
-        self.low, self.high = (guess + 1, self.high) if guess < self.number else (self.low, guess - 1)
-        return self._observe("It is larger." if guess < self.number else "It is smaller.")
+        if action == "deliver":
+            right = self.floor == self.goal
+            text = "Delivered." if right else "Nobody here wants it."
+            return Observation(text, done=True, success=right, reward=float(right))
+        moved = {"up": 1, "down": -1}.get(action)
+        if moved is None or self.floor + moved not in FLOORS:
+            return self._observe("That is not possible.", valid=False)
+        self.floor += moved
+        return self._observe(f"You go {action}.")
 
     def _observe(self, text: str, *, valid: bool = True) -> Observation:
         """What the agent reads, and the actions that make sense now (None if they cannot be listed)."""
-        allowed = [f"guess {number}" for number in range(self.low, self.high + 1)]
-        return Observation(f"{text} It is from {self.low} to {self.high}.", allowed, valid=valid)
+        where = "here" if self.floor == self.goal else "above" if self.floor < self.goal else "below"
+        return Observation(f"{text} Floor {self.floor}; it goes {where}.", ["up", "down", "deliver"], valid=valid)
 
 
 class Expert:
@@ -58,8 +60,8 @@ class Expert:
         """A rollout begins; there is nothing to remember from the one before."""
 
     def act(self, observation: Observation) -> str:
-        low, high = map(int, re.findall(r"\d+", observation.text))
-        return f"guess {(low + high) // 2}"
+        where = observation.text.rstrip(".").rpartition(" ")[2]
+        return {"here": "deliver", "above": "up", "below": "down"}[where]
 
     def took(self, action: str) -> None:
         """Another action was taken than `act` proposed; the next observation says all."""

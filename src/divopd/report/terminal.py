@@ -115,6 +115,7 @@ class TerminalView:
             f"  divopd compare {place} RUN…",
             f"  divopd explain {place} {len(run.batches) - 1}",
             f"  divopd why {place} {rollout}",
+            f"  divopd export {place} --model FOLDER",
         ):
             self.console.print(line, soft_wrap=True)
 
