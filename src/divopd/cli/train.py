@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from divopd.errors import DivopdError, InputError
 from divopd.extras import require
+from divopd.printable import printable, tell
 
 if TYPE_CHECKING:
     from divopd.config import Config
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
     if args.dry_run:
         plan = make_plan(config, out=folder, how=how)
-        print("\n".join(plan.lines))
+        print(printable("\n".join(plan.lines)))
         plan.refuse_problems()
         return 0
     if fetch_models(local_models(config).values()):
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.resume:
         begin_run(config, folder)
     for note in notes:
-        print(f"divopd: {note}", file=sys.stderr)
+        tell(note)
     with wishes_by_signal(grace_s=args.grace, resume=f"divopd train --resume {shlex.quote(str(folder))}") as wishes:
         try:
             _train(config, folder, wishes)
@@ -117,4 +117,4 @@ def _write_report(folder: Path) -> None:
         write_report([folder], folder / "report.html")
         print(f"report: {folder / 'report.html'}")
     except DivopdError as error:
-        print(f"divopd: no report: {error}", file=sys.stderr)
+        tell(f"no report: {error}")

@@ -27,6 +27,7 @@ from divopd.pipeline.processes import REFUSED, kind_of
 from divopd.pipeline.rollouts import TrainingRollouts, has_room
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.wishes import Stopped
+from divopd.printable import said
 from divopd.run.doing import Doing, write_now
 from divopd.run.folder import RunFolder
 from divopd.store import Store
@@ -219,7 +220,7 @@ def main(run: str, name: str, parent: str) -> int:
         access = Access(config, store, WeightsFolder(folder), is_over, folder=folder, rank=number, doing=doing)
         refusal = perform(access, kind)
     if refusal is not None:
-        print(refusal, file=sys.stderr)
+        print(said(refusal), file=sys.stderr)
         return REFUSED
     return 0
 
