@@ -53,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
     require("train")  # before a folder is made
     from divopd.config import load_config
     from divopd.config_files import find_config
+    from divopd.run.folder import RunFolder
+    from divopd.run.stored_config import load_run_config
 
     if args.resume:
         if args.set:
             raise InputError("--set cannot change a run that has begun; start a new one with --out")
         folder = args.resume
-        file = folder / "config.yaml"
-        config = load_config(file)
+        file = RunFolder(folder).config
+        config = load_run_config(RunFolder(folder))
     else:
         file = args.config  # as it was given: evaluate knows the same names
         config = load_config(file, args.set)
@@ -95,16 +97,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: "Config", folder: Path, wishes: "Wishes") -> None:
-    from divopd.pipeline.begin import go_on
+    from divopd.pipeline.begin import go_on_holding
     from divopd.records import Observers
     from divopd.report.sample_rollouts import newest_rollouts
     from divopd.report.terminal import TerminalView
+    from divopd.run.lock import RunLock
     from divopd.run.loggers import Loggers
 
     settings = config.resolved()
     shown = partial(newest_rollouts, folder, settings)
-    with TerminalView(config) as view, Loggers(folder, config.loggers, settings, rollouts=shown) as loggers:
-        go_on(config, folder, observer=Observers(view, loggers), wishes=wishes)
+    with (
+        RunLock(folder),  # before a file of the run is touched
+        TerminalView(config) as view,
+        Loggers(folder, config.loggers, settings, rollouts=shown) as loggers,
+    ):
+        go_on_holding(config, folder, observer=Observers(view, loggers), wishes=wishes)
     view.summary(folder)
     _write_report(folder)
 

@@ -20,10 +20,11 @@ from divopd.report.page import data
 from divopd.report.page.health import health
 from divopd.report.page.reading import read_rollout
 from divopd.report.page.static import comparison, render, style_of
-from divopd.report.runs import RunFigures, named_runs, read_run, run_folders, stored_config
+from divopd.report.runs import RunFigures, named_runs, read_run, run_folders
 from divopd.report.words import Words, words_of
 from divopd.run.doing import read_now
 from divopd.run.folder import RunFolder
+from divopd.run.stored_config import stored_config
 from divopd.store.views import Cursor, StoreViews
 
 UPDATES_AT_ONCE = 400  # in one answer; the page asks on
