@@ -162,7 +162,7 @@ class ExplorerPart(Part):
     """Explorer processes of the live clock."""
     temperature: PositiveFloat = 1.0
     """At which the student acts."""
-    max_response_tokens: PositiveInt = 512
+    max_response_tokens: Annotated[int, Field(gt=0, le=1_000_000)] = 512
     """A longer response is cut there."""
     sync_interval: PositiveInt = 1
     """Updates between two sets of weights for the explorers."""

@@ -24,11 +24,16 @@ def begin_run(config: Config, folder: Path) -> None:
         raise InputError(f"{folder} is a run already; go on with it by --resume {folder}, or choose another --out")
     if config.cluster == "ray":
         import divopd.pipeline.on_ray  # noqa: F401 - if the extra is missing, this says so before anything is made
-    folder.mkdir(parents=True, exist_ok=True)
-    with RunLock(folder):
-        run.config.write_text(config.to_yaml(), encoding="utf-8")
-        write_card(run.card)
-        Store.create(run.store, config=_sealed(config)).close()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with RunLock(folder):
+            run.config.write_text(config.to_yaml(), encoding="utf-8")
+            write_card(run.card)
+            Store.create(run.store, config=_sealed(config)).close()
+    except OSError as error:
+        raise InputError(
+            f"{folder}: a run cannot be made there ({error.strerror}); choose another --out, or make room"
+        ) from None
 
 
 def _sealed(config: Config) -> dict[str, Any]:
