@@ -56,7 +56,7 @@ def train(
     """
     from divopd.models.hub import fetch_models
     from divopd.pipeline.begin import begin_run
-    from divopd.plan.dry_run import check_start, local_models
+    from divopd.plan.dry_run import check_disk, check_start, local_models
 
     wanted = _config(config, overrides)
     if fetch_models(local_models(wanted).values()):
@@ -65,6 +65,7 @@ def train(
     named = wanted.environment.name.rpartition("/")[2].replace(":", "-")
     folder = Path(out) if out else Path("runs") / f"{named}-{wanted.method}-seed{wanted.seed}"
     notes = check_start(wanted)
+    check_disk(wanted, folder)
     begin_run(wanted, folder)
     for note in notes:
         hears.told(note)

@@ -212,6 +212,13 @@ class EvaluationPart(Part):
     """τ, the success rate in percent to which `divopd compare` counts cost; null: from vanilla's peak."""
 
 
+class WeightsPart(Part):
+    """Which published weights stay on disk."""
+
+    keep: PositiveInt | None = None
+    """Of how many evaluated versions the weights stay, the newest ones, besides those still needed; null: of all."""
+
+
 class AuditsPart(Part):
     """What a run keeps for `divopd audit`. The gradient geometry of the paper is that of the last 8 updates."""
 
@@ -304,6 +311,7 @@ class Config(Part):
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
     audits: AuditsPart = AuditsPart()
+    weights: WeightsPart = WeightsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 

@@ -125,7 +125,7 @@ def journal_replay(turns: list[Turn], composer: Composer, *, updates: int, run: 
     rollouts = group_into_rollouts(turns)
     if [turn.key for rollout in rollouts for turn in rollout.turns] != [turn.key for turn in turns]:
         raise InputError("this recording has the turns of a rollout apart or out of order; it cannot become a run")
-    run.mkdir(parents=True, exist_ok=True)
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
     with Store.create(run / "store.db", synchronous="NORMAL") as store:
         for rollout in rollouts:
             store.put(rollout, available_at=rollout.turns[-1].available_at)

@@ -108,7 +108,7 @@ def test_templates_without_end_are_stopped(template: str, folder: Path) -> None:
     """In time and memory, as an AlignmentError that speaks of the chat template."""
     tokenizer = load_tokenizer(folder)
     tokenizer.chat_template = template
-    with pytest.raises(AlignmentError, match="the chat template"):
+    with pytest.raises(AlignmentError, match=r"the chat template (takes|has)"):
         Codec(tokenizer)
 
 

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         setting = place.parent.name or place.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
     from divopd.models.hub import fetch_models
-    from divopd.plan.dry_run import check_start, local_models, make_plan
+    from divopd.plan.dry_run import check_disk, check_start, local_models, make_plan
 
     told = [one for one in args.set if one.startswith(PLAYED)]
     how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
 
     if not args.resume:
+        check_disk(config, folder)
         begin_run(config, folder)
     for note in notes:
         tell(note)

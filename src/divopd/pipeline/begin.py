@@ -25,7 +25,7 @@ def begin_run(config: Config, folder: Path) -> None:
     if config.cluster == "ray":
         import divopd.pipeline.on_ray  # noqa: F401 - if the extra is missing, this says so before anything is made
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with RunLock(folder):
             run.config.write_text(config.to_yaml(), encoding="utf-8")
             write_card(run.card)

@@ -3,8 +3,9 @@
     with RunLock(folder):
         ...
 
-The lock is the kernel's (flock): it goes with the process that holds it, however that dies, so a lock is never left
-behind. The line in the file says who holds it, and is for people only.
+What is made while a run is held is readable by its owner only. The lock is the kernel's (flock): it goes with the
+process that holds it, however that dies, so a lock is never left behind. The line in the file
+says who holds it, and is for people only.
 """
 
 import fcntl
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -71,11 +73,13 @@ class RunLock:
             ) from None
         self._descriptor = descriptor
         _HELD.add(self)
+        _PRIVACY.begin()
         _write_line(descriptor, json.dumps(asdict(_this_process())))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
+            _PRIVACY.end()
             _write_line(self._descriptor, "")
             self.drop()
 
@@ -86,6 +90,26 @@ class RunLock:
             self._descriptor = None
 
 
+class _Privacy:
+    """The umask of the process while it holds a run, or several; roles inherit it."""
+
+    def __init__(self) -> None:
+        self._lock, self._held, self._usual = Lock(), 0, 0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._held:
+                self._usual = os.umask(0o077)
+            self._held += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._held -= 1
+            if not self._held:
+                os.umask(self._usual)
+
+
+_PRIVACY = _Privacy()
 _HELD: "WeakSet[RunLock]" = WeakSet()
 
 
