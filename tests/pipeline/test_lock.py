@@ -44,7 +44,7 @@ def test_a_second_resume_names_the_first(
             return store.updates
 
     command = [sys.executable, "-m", "divopd", "train", "--resume", str(run)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as first:
         try:
             wait_for(lambda: updates() > 0, while_=first)
             epoch = epoch_of(run)
