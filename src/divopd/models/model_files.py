@@ -190,7 +190,7 @@ def _shapes(file: Path) -> dict[str, list[int]]:
             raise ValueError("a shape that is none")
         return {name: tensor["shape"] for name, tensor in tensors.items()}
     except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{file}: is no whole safetensors file ({error}); copy it again") from None
+        raise InputError(f"{file}: is no safetensors file, or not a whole one ({error}); copy it again") from None
 
 
 def load_tokenizer(folder: Path) -> Any:
