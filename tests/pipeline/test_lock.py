@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from divopd.run.folder import RunFolder
 from divopd.run.lock import RunLock
 from divopd.store import Store
 from small_runs import config
-from waiting import wait_for
+from waiting import processes_of, wait_for
 
 FORKS = """
 import os, sys, time
@@ -59,7 +60,10 @@ def test_a_second_resume_names_the_first(
         finally:
             first.kill()
     with RunLock(run):
-        pass
+        deadline = time.monotonic() + 60
+        while processes_of(f"pipeline.roles {run} ") and time.monotonic() < deadline:
+            time.sleep(0.1)  # roles notice that their parent is gone
+    assert not processes_of(f"pipeline.roles {run} ")
 
 
 def epoch_of(run: Path) -> int:
