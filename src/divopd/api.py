@@ -56,7 +56,7 @@ def train(
     """
     from divopd.models.hub import fetch_models
     from divopd.pipeline.begin import begin_run
-    from divopd.plan.dry_run import check_start, local_models
+    from divopd.plan.dry_run import check_disk, check_start, local_models
 
     wanted = _config(config, overrides)
     if fetch_models(local_models(wanted).values()):
@@ -65,6 +65,7 @@ def train(
     named = wanted.environment.name.rpartition("/")[2].replace(":", "-")
     folder = Path(out) if out else Path("runs") / f"{named}-{wanted.method}-seed{wanted.seed}"
     notes = check_start(wanted)
+    check_disk(wanted, folder)
     begin_run(wanted, folder)
     for note in notes:
         hears.told(note)
@@ -73,7 +74,9 @@ def train(
 
 def resume(run: Path | str, *, observer: Observer | None = None) -> Trained:
     """Go on with a run that was interrupted; one that has ended is read."""
-    return _go_on(_config(RunFolder(run).config, ()), Path(run), observer or Observers())
+    from divopd.run.stored_config import load_run_config
+
+    return _go_on(load_run_config(RunFolder(run)), Path(run), observer or Observers())
 
 
 def evaluate(
@@ -95,12 +98,13 @@ def evaluate(
     from divopd.pipeline.named_models import find_weights
     from divopd.prompts import Codec
     from divopd.run.checkpoints import load_weights
+    from divopd.run.stored_config import load_run_config
 
     run = RunFolder(what)
     if run.config.is_file():
         if config is not None or overrides:
             raise InputError(f"{what} is a run and says itself how it is evaluated; leave config and overrides out")
-        wanted, weights = _config(run.config, ()), find_weights(run, version)
+        wanted, weights = load_run_config(run), find_weights(run, version)
     elif config is None:
         raise InputError(f"{what}: no run there, so it is taken for a model; say how to evaluate it with config=")
     else:
@@ -150,12 +154,17 @@ def _config(config: "Config | Path | str", overrides: Sequence[str]) -> "Config"
 
 
 def _go_on(config: "Config", folder: Path, observer: Observer) -> Trained:
-    from divopd.pipeline.begin import go_on
+    from divopd.pipeline.begin import go_on_holding
+    from divopd.run.lock import RunLock
     from divopd.run.loggers import Loggers
     from divopd.store import Store
 
-    with _threads_kept(config.threads), Loggers(folder, config.loggers, config.resolved()) as loggers:
-        go_on(config, folder, observer=Observers(loggers, observer))
+    with (
+        RunLock(folder),  # before a file of the run is touched
+        _threads_kept(config.threads),
+        Loggers(folder, config.loggers, config.resolved()) as loggers,
+    ):
+        go_on_holding(config, folder, observer=Observers(loggers, observer))
     with Store.open_read_only(folder) as store:
         return Trained(folder, tuple(store.update_records().values()), tuple(store.evaluations().values()))
 

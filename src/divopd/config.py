@@ -173,7 +173,7 @@ class ExplorerPart(Part):
     """Explorer processes of the live clock."""
     temperature: PositiveFloat = 1.0
     """At which the student acts."""
-    max_response_tokens: PositiveInt = 512
+    max_response_tokens: Annotated[int, Field(gt=0, le=1_000_000)] = 512
     """A longer response is cut there."""
     sync_interval: PositiveInt = 1
     """Updates between two sets of weights for the explorers."""
@@ -221,6 +221,13 @@ class EvaluationPart(Part):
     """Tasks that are played at once."""
     target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
     """τ, the success rate in percent to which `divopd compare` counts cost; null: from vanilla's peak."""
+
+
+class WeightsPart(Part):
+    """Which published weights stay on disk."""
+
+    keep: PositiveInt | None = None
+    """Of how many evaluated versions the weights stay, the newest ones, besides those still needed; null: of all."""
 
 
 class AuditsPart(Part):
@@ -315,6 +322,7 @@ class Config(Part):
     curriculum: CurriculumPart = CurriculumPart()
     evaluation: EvaluationPart
     audits: AuditsPart = AuditsPart()
+    weights: WeightsPart = WeightsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
 

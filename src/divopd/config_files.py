@@ -8,8 +8,10 @@ from typing import Any
 
 import yaml
 
+from divopd.config_yaml import parse_yaml, read_yaml
 from divopd.errors import InputError, UnknownNameError
 
+MAX_FILES = 16  # that extend one another
 Place = tuple[str, ...]  # the keys that lead to a value
 
 
@@ -93,6 +95,8 @@ def _chain(file: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The files that are extended, the most general first, and the file itself."""
     chain: list[tuple[Path, dict[str, Any]]] = []
     while True:
+        if len(chain) > MAX_FILES:
+            raise InputError(f"{chain[0][0]}: extends more than {MAX_FILES} files, one after the other; expected fewer")
         if any(file.samefile(path) for path, _ in chain if file.exists()):
             links = " → ".join(str(path) for path in [*(path for path, _ in chain), file])
             raise InputError(f"{file}: extends goes in a circle: {links}")
@@ -107,17 +111,11 @@ def _chain(file: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _read(file: Path, *, asked_by: Path | None) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        why = f", which {asked_by} extends," if asked_by else ""
-        raise InputError(f"{file}{why} cannot be read ({error.strerror}); expected a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
+    data = read_yaml(file, asked_by=asked_by)
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise InputError(f"{file}: holds {shown(data)}; expected a mapping such as `method: divopd`")
+        raise InputError(f"{file}: holds a {type(data).__name__}; expected a mapping such as `method: divopd`")
     return data
 
 
@@ -125,10 +123,7 @@ def _parse_override(override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
         raise InputError(f"--set {override}: expected KEY=VALUE with a key such as learner.lr")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError(f"--set {override}: the value {text!r} is not YAML; quote it") from None
+    value = parse_yaml(text, origin=f"--set {override}: {key}: ")
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
@@ -136,7 +131,10 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 def shown(value: object) -> str:
     """A value inside a message: one line, not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python does not write numbers of thousands of digits
+        return "a number of too many digits"
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 

@@ -3,6 +3,7 @@
 DivopdError                     the base: one line, says what was got, what was expected and what to do
 ├── InputError                  a file, field, option or name that the user gave is wrong (exit code 2)
 │   ├── TurnFormatError         a line of a recording is not a turn
+│   ├── RunBusyError            another command works on the run
 │   ├── UnknownNameError        no method, preset, environment … of that name
 │   └── MissingExtraError       an optional part of divopd is not installed
 ├── StoreError                  the store cannot do what was asked
@@ -33,6 +34,10 @@ class InputError(DivopdError):
 
 class TurnFormatError(InputError):
     """A line of a recording is not a turn."""
+
+
+class RunBusyError(InputError):
+    """Another command works on the run; it is named, and nothing was changed."""
 
 
 class UnknownNameError(InputError):

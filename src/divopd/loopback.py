@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import ThreadingMixIn
 from typing import Any
-from urllib.parse import urlsplit
 
 from divopd.errors import InputError
 
@@ -23,13 +23,18 @@ class Handler(BaseHTTPRequestHandler):
     root = "/"
     timeout = 10  # seconds, for a browser that opens a connection and sends nothing
 
+    @property
+    def place(self) -> str:
+        """The path that is asked for, as it was sent, without the query."""
+        return self.path.partition("?")[0]
+
     def is_welcome(self) -> bool:
         """Whether this request may be answered; otherwise it has been refused."""
         own_hosts = {f"{name}:{self.connection.getsockname()[1]}" for name in (LOOPBACK, "localhost")}
         if self.headers.get("Host") not in own_hosts:
             self.send(HTTPStatus.FORBIDDEN, b"wrong host", "text/plain")
             return False
-        begin = urlsplit(self.path).path[: len(self.root)]
+        begin = self.place[: len(self.root)]
         if not secrets.compare_digest(begin.encode(), self.root.encode()):
             self.send(HTTPStatus.NOT_FOUND, b"nothing here: open the address that was printed", "text/plain")
             return False
@@ -56,22 +61,22 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing: the token is in every path."""
 
 
-class Server(HTTPServer):
-    """A browser that leaves in the middle is nothing to complain about."""
+class Server(ThreadingMixIn, HTTPServer):
+    """One thread a request: nobody waits for a browser that is slow. One that leaves is nothing to complain about."""
+
+    daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
 
-def listen(
-    handler: type[Handler], *, port: int, token: str | None, server: type[Server] = Server
-) -> tuple[Server, str]:
+def listen(handler: type[Handler], *, port: int, token: str | None) -> tuple[Server, str]:
     """A server on loopback and the address to open; port 0 takes a free one. The caller runs and closes it."""
     secret = token or secrets.token_urlsafe(16)
     handler.root = f"/{secret}/"
     try:
-        made = server((LOOPBACK, port), handler)
+        made = Server((LOOPBACK, port), handler)
     except (OSError, OverflowError) as error:
         raise InputError(f"--port {port}: cannot listen there ({error}); choose another one, or none") from None
     return made, f"http://{LOOPBACK}:{made.server_port}/{secret}/"

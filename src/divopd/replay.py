@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Candidate, Composer, Decision, candidate_of
-from divopd.errors import InputError
+from divopd.errors import InputError, TurnFormatError
 from divopd.methods import find_method
 from divopd.metrics import Utilization, utilization
 from divopd.store import Store, is_store
 from divopd.turns import Turn, group_into_rollouts, read_turns
 
+MAX_UPDATES = 1_000_000  # of a recording: a replay goes through all of them
 UNSEEN = -1  # first_seen of a turn that is still in the queue
 
 
@@ -57,7 +58,13 @@ def load_turns(path: Path | str) -> tuple[list[Turn], int]:
 def recording_of(turns: Iterable[Turn], *, updates: int = 0) -> Recording:
     """A recording from turns in arrival order; without a number of updates, those in which something could arrive."""
     recorded = [Recorded(candidate_of(turn, first_seen=UNSEEN), turn.available_at, turn.success) for turn in turns]
-    return Recording(recorded, updates or max((entry.available_at for entry in recorded), default=-1) + 1)
+    last = max(recorded, key=lambda entry: entry.available_at, default=None)
+    if last is not None and last.available_at >= MAX_UPDATES:
+        raise TurnFormatError(
+            f"rollout {last.candidate.rollout!r} turn {last.candidate.turn}: available_at is {last.available_at}; "
+            f"expected an update below {MAX_UPDATES:,}, the most that a recording may have"
+        )
+    return Recording(recorded, updates or (last.available_at + 1 if last else 0))
 
 
 def weighed_by_batch(recording: Recording, methods: Iterable[str]) -> str | None:
@@ -118,7 +125,7 @@ def journal_replay(turns: list[Turn], composer: Composer, *, updates: int, run: 
     rollouts = group_into_rollouts(turns)
     if [turn.key for rollout in rollouts for turn in rollout.turns] != [turn.key for turn in turns]:
         raise InputError("this recording has the turns of a rollout apart or out of order; it cannot become a run")
-    run.mkdir(parents=True, exist_ok=True)
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
     with Store.create(run / "store.db", synchronous="NORMAL") as store:
         for rollout in rollouts:
             store.put(rollout, available_at=rollout.turns[-1].available_at)

@@ -183,6 +183,14 @@ def test_the_weights_before_the_last_updates_are_kept(before: Run, after: Run) -
     assert all(torch.equal(value, before.tensors(4)[name]) for name, value in after.tensors(4).items())
 
 
+@changing("weights.keep", "2", "evaluation.every=1", "learner.updates=5", "audits.keep_last=0")
+def test_the_weights_of_the_newest_evaluated_versions_are_kept(before: Run, after: Run) -> None:
+    """All that were evaluated; two of them, and the last one, which nobody published after; the same weights."""
+    kept = [sorted(int(folder.name) for folder in (run.folder / "weights").iterdir()) for run in (before, after)]
+    assert kept == [[0, 1, 2, 3, 4, 5], [3, 4, 5]]
+    assert all(torch.equal(value, before.tensors(4)[name]) for name, value in after.tensors(4).items())
+
+
 # ── costs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 COSTS: dict[str, Callable[[list[Turn]], int]] = {  # how often each is paid until the first update is over

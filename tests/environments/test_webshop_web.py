@@ -1,6 +1,7 @@
 """The page on which a person shops: real requests on loopback, and the attacks it must withstand."""
 
 import http.client
+import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -65,6 +66,15 @@ def browser(visit: Visit) -> Iterator[Browser]:
     browser = Browser(visit)
     yield browser
     browser.close()
+
+
+def test_a_slow_client_keeps_nobody_waiting(browser: Browser) -> None:
+    """One that opens a connection and sends half a request, and one that sends nothing: others are answered."""
+    place = ("127.0.0.1", browser.server.server_port)
+    with socket.create_connection(place), socket.create_connection(place) as half:
+        half.sendall(f"POST /secret/ HTTP/1.1\r\nHost: 127.0.0.1:{place[1]}\r\nContent-Length: 99\r\n\r\n".encode())
+        assert browser.ask("GET").status == 200
+        browser.post(query="mug")
 
 
 def test_a_person_can_shop(browser: Browser, visit: Visit) -> None:

@@ -18,8 +18,8 @@ from divopd.explorer import Acting, Played, PlayedTurn, Start  # noqa: E402
 from divopd.models.policy import Response  # noqa: E402
 from divopd.models.tiny import TinySize, build_model, build_tokenizer, save_model  # noqa: E402
 from divopd.models.weights import gathered_weights  # noqa: E402
+from divopd.printable import printable  # noqa: E402
 from divopd.prompts import Codec, Prompt, PromptStyle, Reader  # noqa: E402
-from divopd.report.printable import printable  # noqa: E402
 from divopd.run.checkpoints import publish_weights  # noqa: E402
 from divopd.transcripts import add_transcripts, transcript_of  # noqa: E402
 

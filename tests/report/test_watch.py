@@ -4,11 +4,13 @@ import argparse
 import hashlib
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -187,6 +189,51 @@ def test_what_is_not_there_is_refused(client: Client, view: str) -> None:
     assert status == 404
     assert "\n" not in json.loads(content)["error"]
     assert client.ask("/secret/api/runs")[0] == 200
+
+
+ODD_LINES = [
+    "GET //[ HTTP/1.1",
+    "GET //[/secret/api/runs HTTP/1.1",
+    "GET http://[::/secret/ HTTP/1.1",
+    "GET /secret//[ HTTP/1.1",
+    "GET /secret/api/run/divopd/updates?after=--5 HTTP/1.1",
+    "GET /secret/api/run/divopd/batch/--0 HTTP/1.1",
+    "GET /secret/api/run/divopd/rollouts?count=-1 HTTP/1.1",
+    "GET /secret/api/run/divopd/rollouts?first=-1&count=-1 HTTP/1.1",
+    "GET /secret/api/run/divopd/batches?first=-1&count=-1 HTTP/1.1",
+    "GET /secret/api/run/divopd/batches?count=0 HTTP/1.1",
+    "GET /secret/api/run/divopd/batch/-1 HTTP/1.1",
+    "GET /secret/api/run/divopd/updates?after=99999999999 HTTP/1.1",
+    "GET /secret/api/run/divopd/rollouts?text=%00%ff%ed%a0%80 HTTP/1.1",
+    "GET /secret/api/run/divopd/rollouts?order=%00&fate=%00 HTTP/1.1",
+    "GET /secret/api/run/divopd/rollout/%00 HTTP/1.1",
+    "GET /secret/api/run/divopd/rollout/%ed%a0%80 HTTP/1.1",
+    "GET /secret/api/comparison/divopd/divopd HTTP/1.1",
+    "GET /secret/api/comparison/%00/%ff HTTP/1.1",
+    "GET /secret/api/runs?" + "&".join(f"a{n}=1" for n in range(99)) + " HTTP/1.1",
+    "GET /secret/api/" + "x/" * 20_000 + " HTTP/1.1",
+    "GET /" + "x" * 70_000 + " HTTP/1.1",
+    "GET /\xe9\xff HTTP/1.1",
+    "HEAD /secret/ HTTP/1.1",
+    "OPTIONS * HTTP/1.1",
+    "GET",
+    "GET /secret/ HTTP/9.9",
+    "\x00\x01\x02",
+]
+
+
+@pytest.mark.parametrize("line", ODD_LINES, ids=lambda line: repr(line[:50]))
+def test_no_request_ends_in_a_traceback(client: Client, line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Odd paths, numbers, names and lines, byte by byte as they are: an answer or a closed door, and not a word."""
+    port = client.server.server_port
+    for headers in (f"Host: 127.0.0.1:{port}\r\n", "Host: \r\n", "X: y\r\n" * 200, f"Host: {'x' * 70_000}\r\n"):
+        # it may close the door before all is sent
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, suppress(OSError):
+            connection.sendall(f"{line}\r\n{headers}Connection: close\r\n\r\n".encode("latin-1"))
+            while connection.recv(65_536):
+                pass
+    assert client.ask("/secret/api/runs")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_it_only_reads(client: Client, folder: Path) -> None:

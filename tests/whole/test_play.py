@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from divopd.cli import main, play
 from divopd.errors import InputError
-from divopd.report.printable import MAX_SHOWN, printable
+from divopd.printable import MAX_SHOWN, printable
 
 ROOM = f"{Path(__file__).parents[2]}/examples/counting_room/counting_room.py:CountingRoom"
 

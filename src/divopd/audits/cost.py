@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from divopd.config_files import read_layers
 from divopd.errors import InputError
 from divopd.records import UpdateRecord
+from divopd.run.stored_config import stored_config
 from divopd.store import Store, StoreReader, is_store
 
 FATES = ("trained", "dead", "stale", "aged_out", "invalid", "pending", "queued")
@@ -110,5 +110,4 @@ def _account(store: StoreReader, updates: Mapping[int, UpdateRecord], costs: Map
 
 
 def _stated_costs(run: Path) -> Mapping[str, float]:
-    stored = (run if run.is_dir() else run.parent) / "config.yaml"
-    return read_layers(stored, ()).data.get("costs", {}) if stored.exists() else {}
+    return stored_config(run if run.is_dir() else run.parent).get("costs", {})

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from divopd.config_files import read_layers
 from divopd.environments import kind_of
 from divopd.environments.sources import kind_in_name
 from divopd.errors import InputError
+from divopd.run.stored_config import stored_config
 from divopd.store import Store, is_store
 
 
@@ -24,16 +24,26 @@ class Kind:
     success_rate: float | None  # at the last evaluation, in percent
 
 
-def audit_kinds(run: Path) -> dict[str, Kind]:
-    """Look at the fates of a run by kind of task; a recording has none and is refused."""
+def audit_kinds(run: Path, *, trust_environment: bool = False) -> dict[str, Kind]:
+    """Look at the fates of a run by kind of task; a recording has none and is refused.
+
+    The class of a user's own environment may tell kinds, and is imported only if it is trusted: otherwise the names of
+    the tasks tell them, and a run whose evaluations know other kinds is refused.
+    """
     if not (run.is_dir() or is_store(run)):
         raise InputError(f"{run}: a recording has no fates, so nothing starves in it; expected a run")
     with Store.open_read_only(run) as store, store.snapshot():
         turns, evaluations = list(store.stored_turns()), store.evaluations()
     if not turns:
         raise InputError(f"{run}: no turn has arrived in this run yet")
-    environment = _environment(run)
-    kinds = {task: _kind(task, environment) for task in {turn.task for turn in turns}}
+    environment = stored_config(run if run.is_dir() else run.parent).get("environment", {})
+    rates = evaluations[max(evaluations)].by_kind if evaluations else {}
+    kinds = _kinds({turn.task for turn in turns}, environment, trusted=trust_environment)
+    if _is_code(environment) and not trust_environment and rates and not rates.keys() & set(kinds.values()):
+        raise InputError(
+            f"{run}: its environment {environment['name']} tells kinds by code of its own, which an audit does not "
+            "run; add --trust-environment if you trust that code"
+        )
     rollouts: dict[str, set[str]] = defaultdict(set)
     used: dict[str, set[str]] = defaultdict(set)
     valid: dict[str, list[float]] = defaultdict(list)
@@ -48,7 +58,6 @@ def audit_kinds(run: Path) -> dict[str, Kind]:
         if turn.fate.kind == "trained":
             used[kind].add(turn.rollout)
             trained[kind] += 1
-    rates = evaluations[max(evaluations)].by_kind if evaluations else {}
     return {
         kind: Kind(
             rollouts=len(rollouts[kind]),
@@ -62,13 +71,13 @@ def audit_kinds(run: Path) -> dict[str, Kind]:
     }
 
 
-def _environment(run: Path) -> dict[str, Any]:
-    stored = (run if run.is_dir() else run.parent) / "config.yaml"
-    return read_layers(stored, ()).data.get("environment", {}) if stored.exists() else {}
+def _is_code(environment: dict[str, Any]) -> bool:
+    """Whether the environment is a user's own class: FILE.py:CLASS or MODULE:CLASS."""
+    return ":" in str(environment.get("name", ""))
 
 
-def _kind(task: str, environment: dict[str, Any]) -> str:
-    """As the environment says; without a stored configuration, as the task's name does."""
-    if not environment:
-        return kind_in_name(task)
-    return kind_of(environment["name"], task, **environment.get("settings", {}))
+def _kinds(tasks: set[str], environment: dict[str, Any], *, trusted: bool) -> dict[str, str]:
+    """As the environment says; without one, or with one that is not trusted, as the names of the tasks do."""
+    if not environment or (_is_code(environment) and not trusted):
+        return {task: kind_in_name(task) for task in tasks}
+    return {task: kind_of(environment["name"], task, **environment.get("settings", {})) for task in tasks}

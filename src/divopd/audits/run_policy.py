@@ -37,9 +37,10 @@ class RunPolicy:
     def _load(self) -> "TransformersPolicy":
         import torch
 
-        from divopd.config import load_config
         from divopd.pipeline.models import load_student
+        from divopd.run.folder import RunFolder
+        from divopd.run.stored_config import load_run_config
 
-        config = load_config(self.folder / "config.yaml")
+        config = load_run_config(RunFolder(self.folder))
         torch.set_num_threads(config.threads)
         return load_student(config)

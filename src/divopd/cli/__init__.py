@@ -13,6 +13,7 @@ from types import ModuleType
 
 from divopd.errors import DivopdError, UnknownNameError
 from divopd.extras import as_missing_extra
+from divopd.printable import tell
 
 COMMANDS = {
     "demo": "see the allocation problem, and what the composers do about it",
@@ -57,19 +58,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = import_module(f"divopd.cli.{name}")
         return module.run(_parser(name, module).parse_args(rest))
     except DivopdError as error:
-        print(f"divopd: {error}", file=sys.stderr)
+        tell(error)
         return 2
     except ModuleNotFoundError as error:
         if (missing := as_missing_extra(error)) is None:
             raise
-        print(f"divopd: {missing}", file=sys.stderr)
+        tell(missing)
         return 2
     except KeyboardInterrupt:
-        print("divopd: stopped", file=sys.stderr)
+        tell("stopped")
         return 130
     except BrokenPipeError:  # the reader of a pipe has left; keep Python from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that cannot be written, a disk that is full: nothing of ours to trace
+        tell(f"{error.filename or 'a file'}: {error.strerror or error}; choose another place, or make room there")
+        return 2
 
 
 def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from divopd.audits.table import AUDITS, uncapped_row
+from divopd.audits.table import AUDITS, TRUST, uncapped_row
 from divopd.errors import InputError, UnknownNameError
 from divopd.store import Store, is_store
 
@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="utilization only: one more row, divopd without a cap on the recording of this run of its own, whole",
     )
+    parser.add_argument(
+        "--trust-environment",
+        action="store_true",
+        help="kinds only: let the code of the run's own environment (FILE.py:CLASS) tell the kinds of its tasks",
+    )
     for number in NUMBERS:
         option = f"--{number.replace('_', '-')}"
         parser.add_argument(option, metavar="N", help="the composer's (default: the run's own; the paper's for a file)")
@@ -82,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         _print_ledgers(ledgers, as_json=args.json)
         return 0
     changes = {name: _number(name, text) for name in (*NUMBERS, "first") if (text := getattr(args, name)) is not None}
+    if args.trust_environment:
+        changes[TRUST] = True
     with _counter(f"{args.name}: steps done") as count:
         figures = {name: AUDITS[args.name](path, changes, count) for name, path in names.items()}
         if args.uncapped:
@@ -102,6 +109,8 @@ def _refuse_what_does_not_fit(args: argparse.Namespace) -> None:
         raise InputError(f"--first is {args.first!r}; expected nothing there: the ledger is checked whole")
     if args.first is not None and not (args.first.isdecimal() and int(args.first)):
         raise InputError(f"--first is {args.first!r}; expected a number, 1 or more")
+    if args.trust_environment and args.name != "kinds":
+        raise InputError(f"--trust-environment is of `audit kinds`; {args.name} runs no code of an environment")
     if args.uncapped and (args.name != "utilization" or len(args.runs) > 1):
         raise InputError(f"--uncapped {args.uncapped}: expected `audit utilization` of one run, to which it adds a row")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from divopd.errors import InputError
+from divopd.printable import tell
 
 if TYPE_CHECKING:
     from divopd.report.runs import RunFigures
@@ -80,7 +81,7 @@ def _read(paths: Sequence[Path]) -> "list[RunFigures]":
         except InputError as error:
             if folder in named:
                 raise
-            print(f"divopd: left out: {error}", file=sys.stderr)
+            tell(f"left out: {error}")
     if not runs:
         raise InputError(
             f"{paths[0]}: no run in it to compare; expected the folder of a run, or a folder of such folders"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from divopd.errors import InputError
+from divopd.printable import printable
 
 if TYPE_CHECKING:
     from divopd.config_files import Place
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             for place, value, origin in settings:
                 print(json.dumps({"key": ".".join(place), "value": value, "from": origin}, ensure_ascii=False))
         else:
-            print("\n".join(_as_yaml(settings)))
+            print(printable("\n".join(_as_yaml(settings)), most=10**6))
     return 0
 
 

@@ -3,6 +3,8 @@
 import argparse
 import json
 
+from divopd.printable import printable
+
 HELP = "List the environments, what they need and how to get it, or the tasks of one."
 EXAMPLE = "divopd envs --tasks scienceworld --split held-out --json | head -256"
 
@@ -18,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.tasks:
         for task in tasks(args.tasks, args.split or "train"):
-            print(json.dumps(task) if args.json else task)
+            print(json.dumps(task) if args.json else printable(task))
     elif args.json:
         for line in _lines():
             print(json.dumps(line))

@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import InputError
+from divopd.printable import tell
 
 if TYPE_CHECKING:
     from divopd.config import Config
@@ -83,7 +83,7 @@ def _evaluate(what: str, args: argparse.Namespace) -> dict[str, Any]:
     config, weights = _of_run(what, args) if is_run(what) else (_of_model(what, args), None)
     playing = {"model": config.student.model} | ({"--after": args.after} if args.after else {})
     for note in taught_otherwise(config, playing):
-        print(f"divopd: {note}", file=sys.stderr)
+        tell(note)
     if args.tasks:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": args.tasks})})
     torch.set_num_threads(config.threads)
@@ -185,7 +185,7 @@ def _taught_by(config: "Config", model: str) -> "Config":
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:
-    from divopd.report.printable import printable
+    from divopd.printable import printable
     from divopd.report.run_tables import new_table, plain_console
 
     console = plain_console()

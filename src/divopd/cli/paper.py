@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from divopd.errors import InputError, UnknownNameError
 from divopd.extras import require
+from divopd.printable import tell
 
 if TYPE_CHECKING:
     from divopd.experiments.execution import Crew, Job
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all or "claims" in args.names:
         _write_claims(plan)
     for failure in failures.values():
-        print(f"divopd: could not be made: {failure}", file=sys.stderr)
+        tell(f"could not be made: {failure}")
     return 1 if failures else 0
 
 

@@ -3,12 +3,11 @@
 import argparse
 import json
 import random
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import InputError
-from divopd.report.printable import printable
+from divopd.printable import printable, tell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +86,7 @@ def watch_model(args: argparse.Namespace) -> int:
     task = choose_task(listed, args.seed) if args.task is None else args.task
     environment = make_environment(part.name, **part.settings)
     for note in taught_otherwise(config, {"model": config.student.model}):
-        print(f"divopd: {note}", file=sys.stderr)
+        tell(note)
     torch.set_num_threads(config.threads)
     policy = load_policy(config, weights)
     acting = Acting(

@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
 def _print_verdict(
     args: argparse.Namespace, recording: Recording, composers: dict[str, Composer], *, updates: int
 ) -> int:
+    from divopd.printable import printable
     from divopd.report.comparison import compare
-    from divopd.report.printable import printable
     from divopd.report.verdict import judge, verdict_lines
 
     comparison = compare(recording, composers, updates=updates)

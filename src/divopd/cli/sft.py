@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from divopd.errors import InputError
+from divopd.printable import tell
 
 if TYPE_CHECKING:
     from divopd.bootstrap.rejection import Collected, Teacher
@@ -234,7 +235,7 @@ def _lessons(args: argparse.Namespace, usual: "Taught | None") -> "Lessons":
     taught = _form(args.answer or usual.answer, args.actions or usual.actions, args)
     before = _taught_before(args)
     if before and (changed := differences(before, taught)):
-        print(f"divopd: {args.start} was taught {changed}", file=sys.stderr)
+        tell(f"{args.start} was taught {changed}")
     style = style_for(args.environment, answer=taught.answer, actions=taught.actions)
     return Lessons(args.environment, style, labels=args.labels, slips=slips, seed=args.seed)
 

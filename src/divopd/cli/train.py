@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from divopd.errors import DivopdError, InputError
 from divopd.extras import require
+from divopd.printable import printable, tell
 
 if TYPE_CHECKING:
     from divopd.config import Config
@@ -53,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
     require("train")  # before a folder is made
     from divopd.config import load_config
     from divopd.config_files import find_config
+    from divopd.run.folder import RunFolder
+    from divopd.run.stored_config import load_run_config
 
     if args.resume:
         if args.set:
             raise InputError("--set cannot change a run that has begun; start a new one with --out")
         folder = args.resume
-        file = folder / "config.yaml"
-        config = load_config(file)
+        file = RunFolder(folder).config
+        config = load_run_config(RunFolder(folder))
     else:
         file = args.config  # as it was given: evaluate knows the same names
         config = load_config(file, args.set)
@@ -67,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
         setting = place.parent.name or place.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
     from divopd.models.hub import fetch_models
-    from divopd.plan.dry_run import check_start, local_models, make_plan
+    from divopd.plan.dry_run import check_disk, check_start, local_models, make_plan
 
     told = [one for one in args.set if one.startswith(PLAYED)]
     how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
     if args.dry_run:
         plan = make_plan(config, out=folder, how=how)
-        print("\n".join(plan.lines))
+        print(printable("\n".join(plan.lines)))
         plan.refuse_problems()
         return 0
     if fetch_models(local_models(config).values()):
@@ -83,9 +85,10 @@ def run(args: argparse.Namespace) -> int:
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal
 
     if not args.resume:
+        check_disk(config, folder)
         begin_run(config, folder)
     for note in notes:
-        print(f"divopd: {note}", file=sys.stderr)
+        tell(note)
     with wishes_by_signal(grace_s=args.grace, resume=f"divopd train --resume {shlex.quote(str(folder))}") as wishes:
         try:
             _train(config, folder, wishes)
@@ -95,16 +98,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(config: "Config", folder: Path, wishes: "Wishes") -> None:
-    from divopd.pipeline.begin import go_on
+    from divopd.pipeline.begin import go_on_holding
     from divopd.records import Observers
     from divopd.report.sample_rollouts import newest_rollouts
     from divopd.report.terminal import TerminalView
+    from divopd.run.lock import RunLock
     from divopd.run.loggers import Loggers
 
     settings = config.resolved()
     shown = partial(newest_rollouts, folder, settings)
-    with TerminalView(config) as view, Loggers(folder, config.loggers, settings, rollouts=shown) as loggers:
-        go_on(config, folder, observer=Observers(view, loggers), wishes=wishes)
+    with (
+        RunLock(folder),  # before a file of the run is touched
+        TerminalView(config) as view,
+        Loggers(folder, config.loggers, settings, rollouts=shown) as loggers,
+    ):
+        go_on_holding(config, folder, observer=Observers(view, loggers), wishes=wishes)
     view.summary(folder)
     _write_report(folder)
 
@@ -117,4 +125,4 @@ def _write_report(folder: Path) -> None:
         write_report([folder], folder / "report.html")
         print(f"report: {folder / 'report.html'}")
     except DivopdError as error:
-        print(f"divopd: no report: {error}", file=sys.stderr)
+        tell(f"no report: {error}")

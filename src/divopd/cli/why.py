@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from divopd.printable import printable
 from divopd.store import Store
 
 HELP = "Tell what became of every turn of a rollout, and why."
@@ -24,10 +25,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told))
         return 0
-    print(
+    heading = (
         f"rollout {told['rollout']}: {counted(len(told['turns']), 'turn')} of task {told['task']!r}, "
         f"by policy version {told['version']}, in the queue from update {told['available_at']} on"
     )
+    print(printable(heading))
     for turn in sorted([*told["turns"], *told["teacher_turns"]], key=lambda turn: turn["turn"]):
-        print(f"  {turn['sentence']}")
+        print(printable(f"  {turn['sentence']}"))
     return 0

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 
 from divopd.environments.environment import Environment, Observation
 from divopd.errors import DivopdError, EnvironmentFailure, EnvironmentMistake
+from divopd.printable import one_line
 
 FLAGS = ("done", "success", "valid")
 MOST_TEXT = 1_000_000  # characters of an observation; the listed actions together may have as many
-MOST_SAID = 500  # characters of what an environment says about its own failure
 Result = TypeVar("Result")
 
 
@@ -102,12 +102,6 @@ def plain(seen: Observation) -> Observation:
         reward=float(seen.reward),
         valid=bool(seen.valid),
     )
-
-
-def one_line(text: str) -> str:
-    """What an environment says of itself, for a message of ours: without line breaks and escapes, and not too long."""
-    shown = text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]} […]"
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
 
 
 def has_lone_surrogate(text: str) -> bool:

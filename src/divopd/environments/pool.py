@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from divopd.environments import find_entry, make_environment
-from divopd.environments.checked import one_line
 from divopd.environments.environment import Environment, Observation, TellsActions
 from divopd.environments.wire import WireError, observation_from_json
 from divopd.environments.worker_process import ENDING_S, Request, Told, WorkerProcess
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
+from divopd.printable import one_line
 
 Method = Literal["reset", "step", "valid_actions"]
 TIMEOUT_S = 120.0  # of a call, unless a config says otherwise

@@ -16,10 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from divopd.environments.checked import CheckedEnvironment, guarded, has_lone_surrogate, one_line
+from divopd.environments.checked import CheckedEnvironment, guarded, has_lone_surrogate
 from divopd.environments.environment import Environment
 from divopd.environments.expert import Expert
 from divopd.errors import InputError
+from divopd.printable import one_line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,7 +150,7 @@ def complete(job: Job, worker: Worker, *, patient: bool = True) -> bool:
     While another process is at the run, a patient caller waits; any other one is told False.
     """
     run = job.wanted
-    run.folder.mkdir(parents=True, exist_ok=True)
+    run.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(run.folder / "paper.lock", patient=patient) as is_ours:
         if not is_ours:
             return False

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from divopd.audits.table import AUDITS
-from divopd.config import load_config
 from divopd.errors import DivopdError
 from divopd.pipeline.begin import go_on
 from divopd.records import Observers
+from divopd.run.folder import RunFolder
+from divopd.run.stored_config import load_run_config
 
 CHANGES = {"utilization": {"first": 100}}  # as many updates as the paper's table is over
 
@@ -33,8 +34,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(folder: Path) -> None:
-    config = load_config(folder / "config.yaml")
-    go_on(config, folder, observer=Observers())
+    go_on(load_run_config(RunFolder(folder)), folder, observer=Observers())
     gc.collect()  # a JVM whose environment is gone serves the next run
 
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
 from divopd.errors import AlignmentError, InputError, TeacherAwayError
+from divopd.printable import MAX_QUOTED, one_line
 
 BUSY = (408, 429)  # statuses below 500 that pass
-SHOWN = 300  # characters of what a server says
 PART_BYTES = 2**16  # read at a time
 
 
@@ -65,12 +65,6 @@ def ask(url: str, body: dict[str, Any] | None, *, timeout_s: float, max_bytes: i
     raise TeacherAwayError(f"{url} broke off in the middle of its answer; it is asked again", who=who)
 
 
-def one_line(text: str) -> str:
-    """The beginning of what a stranger says, on one line, with nothing in it that steers a terminal."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * SHOWN])
-    return " ".join(shown.split())[:SHOWN]
-
-
 def _exchange(url: str, body: dict[str, Any] | None, *, deadline: float, max_bytes: int) -> tuple[int, bytes, bool]:
     """(status, answer, whether it is complete); of an error only the beginning is read."""
     parts, data = address_of(url), None if body is None else json.dumps(body).encode()
@@ -89,7 +83,7 @@ def _exchange(url: str, body: dict[str, Any] | None, *, deadline: float, max_byt
                 return 200, *_read(response, max_bytes, url)
             text = b""
             with suppress(OSError, HTTPException):  # it may fall silent in the middle
-                text = response.read1(4 * SHOWN)
+                text = response.read1(4 * MAX_QUOTED)
             return response.status, text or response.reason.encode(), True
 
 

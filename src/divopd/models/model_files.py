@@ -3,8 +3,10 @@
 import json
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ PREFIX = "embedded:"
 SHIPPED = Path(__file__).parent / "embedded"
 DEFAULT_ENVIRONMENT = "alfworld-small"  # whose models are meant by embedded:teacher and embedded:student
 HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*/(?P<name>[A-Za-z0-9][\w.-]*)", re.ASCII)
+MAX_CONFIG_BYTES = 1_000_000
+MAX_TOKENIZER_BYTES = 256 * 2**20  # of one file
+MAX_SIZE = 2**31 - 1
+ROOM = 4  # a configuration may ask for so many times the numbers that its files hold: heads are tied, packed, repeated
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
@@ -51,8 +57,8 @@ def read_model_facts(folder: Path) -> ModelFacts:
     """Facts from config.json and the headers of the safetensors files; InputError if the folder holds no model."""
     require_model(folder)
     shapes = list(tensor_shapes(folder).values())
+    config = _read_config(folder)
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         heads = config["num_attention_heads"]
         width = config.get("head_dim") or config["hidden_size"] // heads
         return ModelFacts(
@@ -65,7 +71,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
             vocabulary=config["vocab_size"],
             adapter_rows=sum(sum(shape) for shape in shapes if len(shape) == 2 and config["vocab_size"] not in shape),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{folder / 'config.json'}: not the configuration of a decoder ({error!r})") from None
 
 
@@ -87,7 +93,60 @@ def model_folder(model: str) -> Path:
 
 
 def require_model(folder: Path) -> None:
-    """InputError if the folder holds no model; where the name may be one of the Hub, it says how to get the folder."""
+    """InputError if the folder holds no model; where the name may be one of the Hub, it says how to get the folder.
+
+    Also one whose configuration is not that of its weights: it would be built before anybody looks at them.
+    """
+    _require_files(folder)
+    config, shapes = _read_config(folder), tensor_shapes(folder)
+    stored = sum(prod(shape) for shape in shapes.values())
+    for needed, what in _needs(config):
+        if needed > ROOM * max(stored, 1):
+            raise InputError(
+                f"{folder / 'config.json'}: {what} makes a model of at least {needed:,} numbers, but its safetensors "
+                f"files hold {stored:,}; expected the configuration of these weights"
+            )
+    if (layers := _size(config, "num_hidden_layers")) > len(shapes):
+        raise InputError(
+            f"{folder / 'config.json'}: num_hidden_layers is {layers}, but the safetensors files hold {len(shapes)} "
+            "tensors; expected the configuration of these weights"
+        )
+
+
+def _needs(config: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """The least numbers that a model of this configuration has, as far as single keys tell."""
+    hidden = max(_size(config, "hidden_size"), 1)
+    for key in ("vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+        yield hidden * _size(config, key), f"{key} × hidden_size"
+    yield hidden, "hidden_size"
+
+
+def _size(config: dict[str, Any], key: str) -> int:
+    """A number of the configuration; 0 where it is left out."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 < value <= MAX_SIZE:
+        raise InputError(f"{key} of a model is {str(value)[:40]}; expected a whole number from 1 to {MAX_SIZE:,}")
+    return value
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            raise ValueError(f"over {MAX_CONFIG_BYTES} bytes")
+        config = json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not the configuration of a decoder ({error!r})") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{file}: not the configuration of a decoder (a {type(config).__name__})")
+    return config
+
+
+def _require_files(folder: Path) -> None:
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise InputError(
             f"{folder}: no model there; expected a folder with config.json and safetensors files, as save_pretrained "
@@ -122,16 +181,36 @@ def _shapes(file: Path) -> dict[str, list[int]]:
             if length > MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(stream.read(length))
-        return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{file}: is no safetensors file ({error})") from None
+            whole = stream.seek(0, SEEK_END)
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        ends = [tensor["data_offsets"][1] for tensor in tensors.values()]
+        if any(type(end) is not int for end in ends) or 8 + length + max(ends, default=0) != whole:
+            raise ValueError(f"it has {whole} bytes, and its header tells of {8 + length + max(ends, default=0)}")
+        if any(type(n) is not int or n < 0 for tensor in tensors.values() for n in tensor["shape"]):
+            raise ValueError("a shape that is none")
+        return {name: tensor["shape"] for name, tensor in tensors.items()}
+    except (OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{file}: is no safetensors file, or not a whole one ({error}); copy it again") from None
 
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder; no weights, no network, no remote code."""
     from transformers import AutoTokenizer
 
+    check_tokenizer_size(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{folder}: transformers cannot load its tokenizer ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # the libraries raise whatever a foreign file leads them to
+        raise InputError(f"{folder}: transformers cannot load its tokenizer ({first_line(error)})") from None
+
+
+def check_tokenizer_size(folder: Path) -> None:
+    """InputError if a file that the tokenizer is read from is too large to be one."""
+    for file in (*folder.glob("*.json"), *folder.glob("*.jinja"), *folder.glob("*.txt"), *folder.glob("*.model")):
+        if file.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise InputError(f"{file}: has {file.stat().st_size:,} bytes; expected at most {MAX_TOKENIZER_BYTES:,}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

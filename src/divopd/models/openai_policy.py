@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from divopd.errors import AlignmentError, InputError
-from divopd.models.asking import address_of, ask, one_line
+from divopd.models.asking import address_of, ask
 from divopd.models.policy import Response, score_merged
+from divopd.printable import one_line
 from divopd.validity import MAX_LOGPROB
 
 IN_FLIGHT = 16  # requests at once: the server makes batches of them

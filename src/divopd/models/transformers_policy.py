@@ -20,7 +20,7 @@ from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Packed, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
-from divopd.models.model_files import require_model
+from divopd.models.model_files import check_tokenizer_size, first_line, require_model
 from divopd.models.optimization import Lora
 from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
 from divopd.models.policy import Response, Vocabulary
@@ -84,13 +84,14 @@ class TransformersPolicy:
         if dtype not in DTYPES:
             raise InputError(f"dtype {dtype!r} is not known; expected one of {', '.join(DTYPES)}")
         require_model(folder)
+        check_tokenizer_size(folder)
         require_device(device)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], use_safetensors=True, **safe)
             tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{folder}: transformers cannot load it ({str(error).splitlines()[0]})") from None
+        except Exception as error:  # the libraries raise whatever a foreign folder leads them to
+            raise InputError(f"{folder}: transformers cannot load it ({first_line(error)})") from None
         adapted = _with_lora(model, lora, seed=seed).to(device)
         return cls(adapted, tokenizer, max_tokens=max_tokens, forbidden=forbidden)
 

@@ -1,10 +1,11 @@
 """Which policy versions have their weights in the run's folder.
 
-They are those that are evaluated; on the live clock the newest ones that explorers get; and, for audits, those from
+They are those that are evaluated (with `weights.keep` the newest of them, and those whose evaluation is still to come);
+on the live clock the newest ones that explorers get; and, for audits, those from
 which the last `audits.keep_last` updates started. All others are deleted as the run goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from divopd.config import Config
 from divopd.evaluation import is_evaluated
@@ -15,13 +16,40 @@ from divopd.run.durable_folder import delete_folder
 from divopd.run.folder import RunFolder
 
 
-def keep_weights(config: Config, run: RunFolder, version: int, learner: Learner, *, for_explorers: int = 0) -> None:
-    """Write the weights that the learner holds, if anybody will need them, and delete those that nobody needs now."""
+def keep_weights(
+    config: Config,
+    run: RunFolder,
+    version: int,
+    learner: Learner,
+    *,
+    evaluated: Callable[[], Collection[int]],
+    for_explorers: int = 0,
+) -> None:
+    """Write the weights that the learner holds, if anybody will need them, and delete those that nobody needs now.
+
+    `evaluated` tells which versions have been evaluated; it is asked only if some of their weights may go.
+    """
     read = for_explorers > 0 and is_synced(config, version)
     if (read or is_evaluated(config, version) or config.audits.keep_last) and not run.weights_of(version).exists():
         publish_weights(run.weights, version, learner.weights())
-    for old in superseded(config, run.versions(), version=version, for_explorers=for_explorers):
+    known = run.versions()
+    gone = superseded(config, known, version=version, for_explorers=for_explorers)
+    if config.weights.keep is not None:
+        gone += surplus(config, known, evaluated(), version=version, for_explorers=for_explorers)
+    for old in gone:
         delete_folder(run.weights_of(old))
+
+
+def surplus(
+    config: Config, known: Sequence[int], evaluated: Collection[int], *, version: int, for_explorers: int
+) -> list[int]:
+    """The versions that were evaluated and are not among the newest `weights.keep` of those, nor needed otherwise."""
+    assert config.weights.keep is not None, "without a limit nothing is too much"
+    examined = [one for one in known if is_evaluated(config, one) and one in evaluated]
+    synced = [one for one in known if is_synced(config, one)]
+    needed = synced[-for_explorers:] if for_explorers else []
+    old = (one for one in examined[: -config.weights.keep] if one not in needed)
+    return [one for one in old if one < version - config.audits.keep_last]
 
 
 def superseded(config: Config, known: Sequence[int], *, version: int, for_explorers: int) -> list[int]:

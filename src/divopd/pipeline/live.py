@@ -88,7 +88,9 @@ class LiveWorld:
 
     def publish(self, version: int, learner: Learner) -> None:
         """Write the weights where explorers and evaluator find them; old ones that nobody needs go."""
-        keep_weights(self.config, self.run, version, learner, for_explorers=KEPT_VERSIONS)
+        keep_weights(
+            self.config, self.run, version, learner, evaluated=self.store.evaluations, for_explorers=KEPT_VERSIONS
+        )
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """The evaluator sees by itself which versions are published and due."""

@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Any
 
-from divopd.config import Config, load_config
+from divopd.config import Config
 from divopd.environments import find_entry
 from divopd.errors import InputError
 from divopd.models.hub import fetch_models
@@ -16,6 +16,7 @@ from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.models import load_student
 from divopd.run.checkpoints import load_weights
 from divopd.run.folder import RunFolder
+from divopd.run.stored_config import load_run_config
 
 TERSE_TOKENS = 32  # enough for a bare action
 
@@ -71,7 +72,7 @@ def check_model(model: str) -> None:
 
 def load_config_of_run(run: RunFolder) -> Config:
     """A run is played as it was configured; its student's first model is downloaded if it is one of the Hub."""
-    config = load_config(run.config)
+    config = load_run_config(run)
     fetch_models([config.student.model])
     return config
 

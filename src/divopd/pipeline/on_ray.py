@@ -26,6 +26,7 @@ from divopd.models.engine import StudentEngine
 from divopd.pipeline.access import Access
 from divopd.pipeline.processes import REFUSED, LiveRun, kind_of
 from divopd.pipeline.roles import perform
+from divopd.printable import said
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.run.checkpoints import read_weights
 from divopd.run.doing import Doing, Now, write_now
@@ -312,7 +313,7 @@ class ActorWorker:
 
     def _write(self, words: str) -> None:
         with self.log.open("a", encoding="utf-8") as log:
-            print(words, file=log)
+            print(said(words), file=log)
 
     @property
     def is_placed(self) -> bool:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ from divopd.teacher import TELL_S
 POLL_S = 0.2
 REFUSED = 2  # exit code of a role that would end the same if it were started again
 PATIENCE_S = 30.0  # for a role that was asked to stop
+MAX_LOG_BYTES = 16 * 2**20  # of a role; what an environment prints may be without end
+KEPT_LOG_BYTES = 2**20  # of the end of a log that is cut
+LAST_WORDS_BYTES = 64 * 1024
 RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
 
 
@@ -47,6 +51,20 @@ class Worker(Protocol):
         ...
 
 
+def cap_log(log: Path) -> None:
+    """Cut a log that has grown too long: its end goes to NAME.log.old, and the role writes on into an empty one."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > MAX_LOG_BYTES:
+            log.with_suffix(".log.old").write_bytes(_end_of(log, KEPT_LOG_BYTES))
+            os.truncate(log, 0)  # it was opened to append: the next word goes to its new end
+
+
+def _end_of(log: Path, most: int) -> bytes:
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - most))
+        return stream.read(most)
+
+
 class LiveRun:
     """Starts the roles of a run as processes, keeps them running, and ends when learner and evaluator are done."""
 
@@ -69,6 +87,8 @@ class LiveRun:
     def wait(self) -> None:
         """Let the roles work for a moment, then hear what is asked of the run."""
         time.sleep(POLL_S)
+        for name in self.workers:
+            cap_log(self.folder.log(name))
         self.wishes.check()
         if self.wishes.take_checkpoint():
             self.folder.checkpoint_wanted.touch()
@@ -133,7 +153,7 @@ class LiveRun:
 
     def _last_words(self, name: str) -> str:
         log = self.folder.log(name)
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = _end_of(log, LAST_WORDS_BYTES).decode("utf-8", errors="replace").strip().splitlines()
         return f"its last words: {lines[-1]} (the rest is in {log})" if lines else f"{log} is empty"
 
     def _stop(self) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 
-from divopd.config import load_config
 from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
 from divopd.explorer import Start, rows_of
@@ -30,8 +29,10 @@ from divopd.pipeline.rollouts import TrainingRollouts, has_room
 from divopd.pipeline.teaching import teach
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.wishes import Stopped
+from divopd.printable import said
 from divopd.run.doing import Doing, write_now
 from divopd.run.folder import RunFolder
+from divopd.run.stored_config import load_run_config
 from divopd.store import Store
 
 
@@ -190,7 +191,7 @@ def main(run: str, name: str, parent: str) -> int:
     is_over, folder = StopSignal(int(parent)), RunFolder(run)
     kind, number = kind_of(name)
     with Store.open(folder.path) as store:
-        config = load_config(folder.config)
+        config = load_run_config(folder)
         doing = Doing(lambda now: write_now(folder.now, name, now))
         access = Access(
             config,
@@ -204,7 +205,7 @@ def main(run: str, name: str, parent: str) -> int:
         )
         refusal = perform(access, kind)
     if refusal is not None:
-        print(refusal, file=sys.stderr)
+        print(said(refusal), file=sys.stderr)
         return REFUSED
     return 0
 

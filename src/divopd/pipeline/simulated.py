@@ -161,7 +161,7 @@ class SimulatedWorld:
         if is_synced(self.config, version):
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
             self.acting_version = version
-        keep_weights(self.config, self.run, version, learner)
+        keep_weights(self.config, self.run, version, learner, evaluated=self.store.evaluations)
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """Play the fixed evaluation tasks with the learner's weights, once for every version that is due."""

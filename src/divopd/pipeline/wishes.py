@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from divopd.printable import tell
+
 TERMINATED = 143  # the exit code after SIGTERM: 128 + 15
 
 
@@ -112,4 +114,4 @@ class _Listener:
 
 
 def _say(words: str) -> None:
-    print(f"divopd: {words}", file=sys.stderr, flush=True)
+    tell(words)

@@ -35,6 +35,7 @@ from divopd.plan.forecast import (
     largest_sample,
     memory_by_actor,
     memory_by_device,
+    model_bytes,
     sample_rollouts,
 )
 from divopd.plan.machine import free_disk, free_memory, in_bytes
@@ -116,6 +117,21 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
     takeover = takeover_note(config, how=how) if how else None
     notes = [find_tasks(config).note, vocabularies, *taught, takeover]
     return [note for note in notes if note]
+
+
+def check_disk(config: Config, out: Path) -> None:
+    """Refuse to begin a run whose checkpoints and weights alone do not fit on the disk of `out`."""
+    parts = model_bytes(config, read_model_facts(model_folder(config.student.model)))
+    if sum(parts.values()) > free_disk(out):
+        raise InputError(_too_large(parts, out))
+
+
+def _too_large(parts: dict[str, int], out: Path) -> str:
+    return (
+        f"disk: the run writes about {in_bytes(sum(parts.values()))} ({_listed(parts)}), but only "
+        f"{in_bytes(free_disk(out))} are free at {out}; choose another --out, set weights.keep, raise "
+        "evaluation.every, or lower audits.keep_last"
+    )
 
 
 def _require_devices(config: Config) -> None:
@@ -347,10 +363,7 @@ def _check_disk(plan: Plan, parts: dict[str, int], out: Path) -> None:
     free, total = free_disk(out), sum(parts.values())
     plan.say("disk", f"about {in_bytes(total)} ({_listed(parts)}); {_free(free)}")
     if total > free:
-        plan.lack(
-            f"disk: the run writes about {in_bytes(total)}, but only {in_bytes(free)} are free at {out}; choose "
-            "another --out, raise evaluation.every, or lower audits.keep_last"
-        )
+        plan.lack(_too_large(parts, out))
 
 
 def _cuda_memory(device: str) -> int | None:

@@ -217,15 +217,20 @@ def memory_by_actor(
 
 def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Forecast) -> dict[str, int]:
     """Bytes that the run directory will hold, by what they are."""
-    weights = student.parameters * BYTES[config.student.dtype]
-    optimizer = _trained_parameters(config, student) * ADAM_BYTES
-    evaluations = config.learner.updates // config.evaluation.every + 1
     prompt = sample.row_tokens - sample.response_tokens
     row = STORED_TOKEN_BYTES[0] * prompt + STORED_TOKEN_BYTES[1] * sample.response_tokens
+    return {"store": int(expected.turns * row), **model_bytes(config, student)}
+
+
+def model_bytes(config: Config, student: ModelFacts) -> dict[str, int]:
+    """Those of them that are known without playing: checkpoints and weights."""
+    weights = student.parameters * BYTES[config.student.dtype]
+    optimizer = _trained_parameters(config, student) * ADAM_BYTES
+    evaluated = config.learner.updates // config.evaluation.every + 1
+    kept = evaluated if config.weights.keep is None else min(config.weights.keep, evaluated)
     return {
-        "store": int(expected.turns * row),
         "checkpoints": CHECKPOINTS * (weights + optimizer),
-        "weights": (evaluations + RECENT_VERSIONS) * weights,
+        "weights": (kept + RECENT_VERSIONS) * weights,
         **({"weights for audits": _audited_versions(config) * weights} if config.audits.keep_last else {}),
     }
 

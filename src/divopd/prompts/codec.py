@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import AlignmentError
+from divopd.prompts.template_bounds import check_template
 from divopd.prompts.vocabulary import Spelling, spelled_out
 
 if TYPE_CHECKING:
@@ -96,14 +97,19 @@ class Codec:
         """What the template puts before, between and after the messages."""
         if not self._tokenizer.chat_template:
             raise AlignmentError("the tokenizer has no chat template; set tokenizer.chat_template before training")
-        from jinja2 import TemplateError
-
+        special = {name: str(word) for name, word in self._tokenizer.special_tokens_map.items()}
         try:
+            template = self._tokenizer.get_chat_template()
+            check_template(template, messages, special=special, arguments=self._template)
             text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self._template
             )
-        except TemplateError as error:
-            raise AlignmentError(f"the chat template refuses system, user and assistant messages: {error}") from None
+        except AlignmentError:
+            raise
+        except Exception as error:  # a template raises what it likes: it is a program of somebody else
+            raise AlignmentError(
+                f"the chat template refuses system, user and assistant messages: {type(error).__name__}: {error}"
+            ) from None
         pieces = re.split("|".join(marks), str(text))
         if len(pieces) != len(marks) + 1:
             raise AlignmentError(

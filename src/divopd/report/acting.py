@@ -8,7 +8,7 @@ import numpy as np
 from divopd.environments import Environment, Observation
 from divopd.explorer import Acting, Played, Start, play
 from divopd.models.policy import Policy, Response
-from divopd.report.printable import printable
+from divopd.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

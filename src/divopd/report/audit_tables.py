@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from divopd.report.printable import printable
+from divopd.printable import printable
 from divopd.report.run_tables import new_table, plain_console, quantity
 
 Figures = Mapping[str, Mapping[str, Any]]

@@ -11,9 +11,9 @@ from statistics import fmean
 
 from divopd.composers.composer import Settings
 from divopd.methods import METHODS
+from divopd.printable import printable
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.report.gauge import WINDOW, percent
-from divopd.report.printable import printable
 
 FEW = 3  # updates: fewer tell nothing
 SAME_KL = (

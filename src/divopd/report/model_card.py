@@ -14,8 +14,8 @@ from divopd.errors import StoreError
 from divopd.methods import METHODS
 from divopd.models.hub import HUB_NAME
 from divopd.models.model_files import PREFIX
+from divopd.printable import printable
 from divopd.records import EvaluationRecord, UpdateRecord
-from divopd.report.printable import printable
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 

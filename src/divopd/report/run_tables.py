@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from divopd.report.printable import printable
+from divopd.printable import printable
 from divopd.report.run_comparison import CURRENCIES, MethodStanding, RunComparison, Standing, ToTarget
 from divopd.report.runs import Clock
 from divopd.report.seeds import Interval

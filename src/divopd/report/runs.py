@@ -7,11 +7,11 @@ from typing import Any
 
 from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
-from divopd.config_files import read_layers
 from divopd.errors import InputError
 from divopd.metrics import Utilization, arrival_per_drain, utilization_of_counts
 from divopd.records import BatchFigures, Clock, UpdateRecord
 from divopd.report.fates import shown_fates
+from divopd.run.stored_config import stored_config
 from divopd.store import is_store, store_path
 from divopd.store.journal import Account
 from divopd.store.schema import STORE_NAME
@@ -124,12 +124,6 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         dead_rows=dead_rows,
         arrival_per_drain=arrival_per_drain_of(updates),
     )
-
-
-def stored_config(folder: Path) -> dict[str, Any]:
-    """The configuration that a run was started with; empty if it has none, as a replay."""
-    stored = folder / "config.yaml"
-    return read_layers(stored, ()).data if stored.exists() else {}
 
 
 def ranks_of(config: Mapping[str, Any]) -> int:

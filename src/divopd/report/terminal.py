@@ -8,10 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from divopd.metrics import final_five, late_batch, peak
+from divopd.printable import printable
 from divopd.records import BatchFigures, EvaluationRecord, UpdateRecord
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
 from divopd.report.health import FEW, Evidence, warnings_of
-from divopd.report.printable import printable
 from divopd.report.run_tables import final_five_text, new_table, plain_console, quantity
 from divopd.report.runs import RunFigures, read_run
 from divopd.report.unseen import unseen_words

@@ -5,8 +5,8 @@ from itertools import groupby
 
 from divopd.environments.words import words_in
 from divopd.errors import StoreError
-from divopd.report.runs import stored_config
 from divopd.report.words import words_of
+from divopd.run.stored_config import stored_config
 from divopd.store.views import StoreViews
 
 EVENT = "evaluation_words"  # what an evaluation notes of its tasks

@@ -6,7 +6,6 @@ with its own command. A tracker that fails is left out from then on; the run goe
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from divopd.config import LoggerName
 from divopd.errors import InputError, MissingExtraError
+from divopd.printable import tell
 from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
 
 METRICS = "metrics.jsonl"
@@ -223,7 +223,7 @@ class Loggers:
             table = self._rollouts()
         except Exception as error:  # a look at rollouts must not end a run, either
             self._rollouts = lambda: None
-            print(f"divopd: loggers get no rollouts to show from now on ({error})", file=sys.stderr)
+            tell(f"loggers get no rollouts to show from now on ({error})")
             return
         if table is not None:
             for name in list(self._loggers):
@@ -234,7 +234,7 @@ class Loggers:
             call(self._loggers[name])
         except Exception as error:  # whatever a tracker raises, it must not end a run of days
             del self._loggers[name]
-            print(f"divopd: the logger {name} failed and is left out from now on ({error})", file=sys.stderr)
+            tell(f"the logger {name} failed and is left out from now on ({error})")
 
 
 def _told(path: Path) -> set[tuple[str, int]]:

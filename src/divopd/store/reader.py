@@ -16,9 +16,9 @@ from divopd.validity import REASONS
 
 CHUNK = 256  # rows read at a time where all turns are visited
 LAST = 2**63 - 1  # the largest number that SQLite knows
-# what a row of the table `records` is: its number is the update, the policy version, or the rollout's number; the last
-# four are of work that is under way, see leases.py
-RecordKind = Literal["update", "evaluation", "teacher_turns", "lease", "question", "question_lease", "answer"]
+# what a row of the table `records` is: its number is the update, the policy version, the rollout's number, or 0; the
+# last four are of work that is under way, see leases.py
+RecordKind = Literal["update", "evaluation", "teacher_turns", "config", "lease", "question", "question_lease", "answer"]
 Record = TypeVar("Record")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, t.version, r.available_at, t.reason, t.disagreement, t.tokens,
@@ -186,6 +186,13 @@ class StoreReader(Session):
         with self.snapshot():
             rows = self._db.execute(query, (after,)).fetchall()
         return [(number, kind, self._json(text, digest, kind)) for number, kind, text, digest in rows]
+
+    def sealed_config(self) -> dict[str, Any] | None:
+        """The configuration with which the run began; None for a store of a replay, or of before it was sealed."""
+        kind: RecordKind = "config"
+        with self.snapshot():
+            rows = self._db.execute("SELECT json, digest FROM records WHERE kind = ?", (kind,)).fetchall()
+        return self._json(*rows[0], kind, 0) if rows else None
 
     def _records(
         self,

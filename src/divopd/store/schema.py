@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -101,12 +101,15 @@ def is_store(path: Path | str) -> bool:
         return False
 
 
-def create_file(path: Path) -> None:
-    """Make an empty store. It appears under its name complete and synced, or not at all; nothing is overwritten."""
+def create_file(path: Path, records: Sequence[tuple[str, int, bytes, bytes]] = ()) -> None:
+    """Make a store with nothing but these records.
+
+    It appears under its name complete and synced, or not at all; nothing is overwritten.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove(partial)  # of a process that had this number and was killed
-        _fill(partial)
+        _fill(partial, records)
         _sync(partial)
         os.link(partial, path)  # unlike a rename it refuses to replace what is there
         _sync(path.parent)
@@ -154,7 +157,7 @@ def translated_errors(path: Path) -> Generator[None]:
         raise NotAStoreError(f"{path}: the store is damaged ({error}); restore it from a copy") from None
 
 
-def _fill(partial: Path) -> None:
+def _fill(partial: Path, records: Sequence[tuple[str, int, bytes, bytes]]) -> None:
     with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")  # it is synced once, when it is complete
         # the tables first, in the plain journal mode: its commit tells of a failed write, the closing of a WAL does not
@@ -164,6 +167,7 @@ def _fill(partial: Path) -> None:
         for statement in TABLES:
             connection.execute(statement)
         connection.execute("INSERT INTO state VALUES (1, 0, 0, 0, 0, 0)")
+        connection.executemany("INSERT INTO records (kind, number, json, digest) VALUES (?, ?, ?, ?)", records)
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = WAL")
 

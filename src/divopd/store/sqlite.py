@@ -7,6 +7,7 @@ transaction: when it raises, nothing has changed.
 A Store belongs to the thread and the process that opened it; open one in each.
 """
 
+from collections.abc import Mapping
 from itertools import groupby
 from math import isnan
 from pathlib import Path
@@ -41,9 +42,18 @@ class Store(Leases):
     """The queue, the journal and the recording of one run. Explorers and teachers put; one learner composes."""
 
     @classmethod
-    def create(cls, path: Path | str, *, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> "Store":
-        """Make a new store and open it; an existing file is never replaced."""
-        create_file(Path(path))
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        config: Mapping[str, Any] | None = None,
+    ) -> "Store":
+        """Make a new store and open it; an existing file is never replaced.
+
+        `config` is what the run begins with, sealed in the store from its first moment: `sealed_config` gives it back.
+        """
+        create_file(Path(path), [] if config is None else [_config_record(config)])
         return cls.open(path, synchronous=synchronous)
 
     @classmethod
@@ -344,6 +354,12 @@ if TYPE_CHECKING:
     def _all_faces(store: Store) -> tuple[Queue, Questions, Ledger]:  # pyright: ignore[reportUnusedFunction] - checked, not called
         """A Store can be handed to every role as it is."""
         return store, store, store
+
+
+def _config_record(config: Mapping[str, Any]) -> tuple[str, int, bytes, bytes]:
+    kind: RecordKind = "config"
+    text = to_json_bytes(dict(config))
+    return kind, 0, text, seal(text, kind, 0)
 
 
 def _row_of(turn: Turn) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from http import HTTPStatus
 from http.server import HTTPServer
+from threading import Lock
 from urllib.parse import parse_qs
 
 from divopd.environments.environment import Observation
@@ -75,10 +76,14 @@ def serve(
 
 
 def _handler(visit: Visit) -> type[Handler]:
+    visiting = Lock()  # several browsers may look at the one visit
+
     class Shopping(Handler):
         def do_GET(self) -> None:
             if self._is_here():
-                self._send_page(HTTPStatus.OK, render(visit))
+                with visiting:
+                    page = render(visit)
+                self._send_page(HTTPStatus.OK, page)
 
         def do_POST(self) -> None:
             if not self._is_here():
@@ -88,12 +93,13 @@ def _handler(visit: Visit) -> type[Handler]:
                 self._send_page(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "<p>That request is too large.</p>")
                 return
             fields = parse_qs(self.rfile.read(int(length)).decode("utf-8", "replace"))
-            if "next" in fields:
-                visit.next_task()
-            elif "query" in fields:
-                visit.act(f"search[{fields['query'][0]}]")
-            elif "action" in fields:
-                visit.act(fields["action"][0])
+            with visiting:
+                if "next" in fields:
+                    visit.next_task()
+                elif "query" in fields:
+                    visit.act(f"search[{fields['query'][0]}]")
+                elif "action" in fields:
+                    visit.act(fields["action"][0])
             # so that reloading the page does not act again
             self.send(HTTPStatus.SEE_OTHER, b"", "text/plain", Location=self.root)
 

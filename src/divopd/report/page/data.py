@@ -17,7 +17,8 @@ from divopd.report.fates import shown_fates
 from divopd.report.gauge import WINDOW, queue_pressure
 from divopd.report.page.made_by import made_by
 from divopd.report.run_comparison import flat_settings
-from divopd.report.runs import costs_at, costs_by_version, ranks_of, stored_config, utilization_so_far
+from divopd.report.runs import costs_at, costs_by_version, ranks_of, utilization_so_far
+from divopd.run.stored_config import stored_config
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]

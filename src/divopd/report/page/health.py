@@ -6,8 +6,8 @@ from typing import Any
 
 from divopd.records import UpdateRecord
 from divopd.report.health import Evidence, history_of
-from divopd.report.runs import stored_config
 from divopd.report.unseen import unseen_words
+from divopd.run.stored_config import stored_config
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from divopd.errors import DivopdError, InputError
 from divopd.loopback import Handler, Server, listen, serve_until_interrupted
@@ -20,14 +19,16 @@ from divopd.report.page import data
 from divopd.report.page.health import health
 from divopd.report.page.reading import read_rollout
 from divopd.report.page.static import comparison, render, style_of
-from divopd.report.runs import RunFigures, named_runs, read_run, run_folders, stored_config
+from divopd.report.runs import RunFigures, named_runs, read_run, run_folders
 from divopd.report.words import Words, words_of
 from divopd.run.doing import read_now
 from divopd.run.folder import RunFolder
+from divopd.run.stored_config import stored_config
 from divopd.store.views import Cursor, StoreViews
 
 UPDATES_AT_ONCE = 400  # in one answer; the page asks on
 MOST_ROWS = 200
+MOST_FIELDS = 20  # of a query
 REMEMBERED = 500  # answers
 
 Json = dict[str, Any]
@@ -133,7 +134,7 @@ def _made(store: StoreViews, parts: list[str], query: Query) -> Json:
 
 def _number(query: Query, name: str, usual: int) -> int:
     text = query.get(name, str(usual))
-    if not (text.lstrip("-").isdigit() and text.isascii() and len(text) < 12 and int(text) >= -1):
+    if not (text.removeprefix("-").isdigit() and text.isascii() and len(text) < 12 and int(text) >= -1):
         raise InputError(f"{name} is {text[:20]!r}; expected a number")
     return int(text)
 
@@ -199,15 +200,9 @@ def _run_figures(runs: Runs, name: str) -> RunFigures:
 # ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ThreadingServer(ThreadingMixIn, Server):
-    """One thread a request."""
-
-    daemon_threads = True
-
-
 def make_server(folder: Path, *, port: int = 0, token: str | None = None) -> tuple[Server, str]:
     """A server on loopback and the address to open; port 0 takes a free one. The caller runs and closes it."""
-    return listen(_handler(Runs(folder)), port=port, token=token, server=ThreadingServer)
+    return listen(_handler(Runs(folder)), port=port, token=token)
 
 
 def serve(folder: Path, *, port: int = 0, announce: Callable[[str], None] = print) -> None:
@@ -223,18 +218,23 @@ def _handler(runs: Runs) -> type[Handler]:
         def do_GET(self) -> None:
             if not self.is_welcome():
                 return
-            path, query = urlsplit(self.path).path, urlsplit(self.path).query
-            rest = path[len(self.root) :]
+            query = self.path.partition("?")[2]
+            rest = self.place[len(self.root) :]
             if rest == "":
                 self.send(HTTPStatus.OK, html, "text/html; charset=utf-8")
             elif rest.startswith("api/"):
-                self._answer([unquote(part) for part in rest.split("/")[1:]], dict(parse_qsl(query)))
+                self._answer([unquote(part) for part in rest.split("/")[1:]], query)
             else:
                 self._send_json(HTTPStatus.NOT_FOUND, {"error": "nothing here"})
 
-        def _answer(self, parts: list[str], query: Query) -> None:
+        def _answer(self, parts: list[str], query: str) -> None:
             try:
-                self._send_json(HTTPStatus.OK, answer(runs, parts, query))
+                fields = dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
+            except ValueError:
+                self._send_json(HTTPStatus.NOT_FOUND, {"error": f"more than {MOST_FIELDS} fields in the query"})
+                return
+            try:
+                self._send_json(HTTPStatus.OK, answer(runs, parts, fields))
             except InputError as error:
                 self._send_json(HTTPStatus.NOT_FOUND, {"error": str(error)})
             except DivopdError as error:

@@ -14,8 +14,9 @@ from divopd.report.page import data
 from divopd.report.page.health import health
 from divopd.report.page.reading import read_rollout
 from divopd.report.run_comparison import compare_runs
-from divopd.report.runs import RunFigures, named_runs, read_run, stored_config
+from divopd.report.runs import RunFigures, named_runs, read_run
 from divopd.report.words import words_of
+from divopd.run.stored_config import stored_config
 from divopd.store.views import StoreViews
 
 ASSETS = Path(__file__).parent / "assets"
