@@ -83,8 +83,8 @@ class EnvironmentPart(Part):
     """Which tasks are evaluated on."""
     horizon: PositiveInt
     """The most turns of a rollout."""
-    workers: NonNegativeInt | None = None
-    """Processes that hold the environments; 0: none. null: up to 16 for foreign code (yours, gym, openenv), else 0."""
+    workers: NonNegativeInt | Literal["auto"] = "auto"
+    """Processes that hold the environments; 0: none. auto: up to 16 for foreign code (yours, gym, openenv), else 0."""
     timeout_s: PositiveFloat = TIMEOUT_S
     """In a worker process: how long a step may take; a reset may take three times as long."""
     max_broken: Annotated[int, Field(ge=0, lt=50)] = 25
@@ -98,6 +98,13 @@ class EnvironmentPart(Part):
         except InputError as error:
             raise ValueError(str(error)) from None
         return name
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _auto_or_a_number(cls, workers: Any) -> Any:
+        if workers != "auto" and (type(workers) is not int or workers < 0):
+            raise ValueError(f"got {workers!r}; expected auto, or a whole number from 0 on")
+        return workers
 
 
 class ModelPart(Part):

@@ -7,7 +7,7 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Environment, find_entry, kind_of, tasks
-from divopd.environments.pool import TIMEOUT_S, InlinePool, WorkerPool, environments_in, open_pool
+from divopd.environments.pool import TIMEOUT_S, InlinePool, WorkerPool, Workers, environments_in, open_pool
 from divopd.environments.words import words_in
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, PlayedTurn, Start, play_each
@@ -40,7 +40,7 @@ class Exam:
     horizon: int
     settings: dict[str, Any] = field(default_factory=dict)  # of the environment
     in_flight: int = 64
-    workers: int | None = None  # as in environments.pool
+    workers: Workers = "auto"
     timeout_s: float = TIMEOUT_S
     _made: list[InlinePool | WorkerPool] = field(default_factory=list, init=False, repr=False, compare=False)
     _heard: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)

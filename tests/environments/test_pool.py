@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from divopd.environments import Observation, make_environment, tasks
-from divopd.environments.pool import Answer, InlinePool, Method, WorkerPool, environments_in, open_pool
+from divopd.environments.pool import Answer, InlinePool, Method, WorkerPool, Workers, environments_in, open_pool
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
 
 TESTS = Path(__file__).parents[1]
@@ -234,13 +234,13 @@ def test_workers_answer_as_the_environment_itself_does() -> None:
 @pytest.mark.parametrize(
     ("name", "workers", "kind"),
     [
-        (HUNT, None, WorkerPool),
+        (HUNT, "auto", WorkerPool),
         (HUNT, 0, InlinePool),
-        ("alfworld-small", None, InlinePool),
-        ("openenv", None, WorkerPool),
+        ("alfworld-small", "auto", InlinePool),
+        ("openenv", "auto", WorkerPool),
     ],
 )
-def test_foreign_code_runs_in_workers(name: str, workers: int | None, kind: type) -> None:
+def test_foreign_code_runs_in_workers(name: str, workers: Workers, kind: type) -> None:
     """Unless the setting says otherwise: a user's class and servers in processes of their own, native ones here."""
     with closing(open_pool(name, {}, size=2, workers=workers)) as pool:
         assert isinstance(pool, kind)

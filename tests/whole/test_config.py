@@ -218,6 +218,8 @@ def test_parts_are_what_the_pipeline_takes() -> None:
         ("recovery.warmup=off", ("recovery.warmup is False", "YAML reads")),
         ("method=divop", ("method", "did you mean 'divopd'")),
         ("environment.name=alfworld-smal", ("environment.name", "did you mean 'alfworld-small'")),
+        ("environment.workers=many", ("environment.workers: got 'many'", "expected auto, or a whole number")),
+        ("environment.max_broken=50", ("environment.max_broken is 50", "expected less than 50")),
         ("prompts.history=-1", ("history is -1", "expected full, none")),
         ("clock=fast", ("clock is 'fast'", "'simulated' or 'live'")),
         ("learner=5", ("learner is 5", "expected a mapping")),

@@ -24,6 +24,7 @@ from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
 from divopd.printable import one_line
 
 Method = Literal["reset", "step", "valid_actions"]
+Workers = int | Literal["auto"]
 TIMEOUT_S = 120.0  # of a call, unless a config says otherwise
 RESETS = 3  # a reset may take so many times as long: it may start a JVM or load a catalogue
 MOST_WORKERS = 16  # processes of a pool whose number nobody chose; beyond it environments share them
@@ -64,11 +65,11 @@ def open_pool(
     settings: Mapping[str, Any],
     *,
     size: int,
-    workers: int | None = None,
+    workers: Workers = "auto",
     timeout_s: float = TIMEOUT_S,
 ) -> "InlinePool | WorkerPool":
-    """A pool of `size` environments. `workers`: how many processes hold them, 0: this one, None: as the kind needs."""
-    if workers is None:
+    """A pool of `size` environments. `workers`: how many processes hold them, 0: this one, auto: as the kind needs."""
+    if workers == "auto":
         workers = MOST_WORKERS if find_entry(name).in_workers else 0
     if workers == 0:
         return InlinePool([make_environment(name, **settings) for _ in range(size)])

@@ -9,7 +9,7 @@ from typing import cast
 from divopd.config import Config
 from divopd.curricula import Depths, Outcome
 from divopd.environments import Environment, Expert, expert_actions, find_entry, make_expert, tasks
-from divopd.environments.pool import InlinePool, WorkerPool, environments_in, open_pool
+from divopd.environments.pool import InlinePool, WorkerPool, Workers, environments_in, open_pool
 from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
@@ -55,7 +55,7 @@ class TrainingRollouts:
         """An environment for each rollout in flight."""
         return self._open_pool(self.config.explorer.rollouts_in_flight, workers=self.config.environment.workers)
 
-    def _open_pool(self, size: int, *, workers: int | None) -> InlinePool | WorkerPool:
+    def _open_pool(self, size: int, *, workers: Workers) -> InlinePool | WorkerPool:
         part = self.config.environment
         return open_pool(part.name, part.settings, size=size, workers=workers, timeout_s=part.timeout_s)
 
