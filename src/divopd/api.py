@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,14 +156,16 @@ def _config(config: "Config | Path | str", overrides: Sequence[str]) -> "Config"
 
 def _go_on(config: "Config", folder: Path, observer: Observer) -> Trained:
     from divopd.pipeline.begin import go_on_holding
+    from divopd.report.sample_rollouts import newest_rollouts
     from divopd.run.lock import RunLock
     from divopd.run.loggers import Loggers
     from divopd.store import Store
 
+    settings = config.resolved()
     with (
         RunLock(folder),  # before a file of the run is touched
         _threads_kept(config.threads),
-        Loggers(folder, config.loggers, config.resolved()) as loggers,
+        Loggers(folder, config.loggers, settings, rollouts=partial(newest_rollouts, folder, settings)) as loggers,
     ):
         go_on_holding(config, folder, observer=Observers(loggers, observer))
     with Store.open_read_only(folder) as store:

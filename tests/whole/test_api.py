@@ -77,6 +77,19 @@ def test_train_makes_the_run_of_the_command(models: Path, tmp_path: Path) -> Non
     assert (trained.run / "run.json").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_loggers_get_rollouts_to_look_at(models: Path) -> None:
+    """As from the command: a table at every evaluation that has rollouts before it."""
+    pytest.importorskip("tensorboard", reason="for want of the extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trained = api.train(config(models, loggers=["tensorboard"]), out="mine")
+    events = EventAccumulator(str(trained.run / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Tensors("rollouts/text_summary")] == [3, 6]
+
+
 def test_a_run_is_resumed_and_evaluated(models: Path) -> None:
     """A run that has ended is read; its newest weights, or a version's, get the record that the run has of them."""
     trained = api.train(config(models, learner={"updates": 4}), out="mine")

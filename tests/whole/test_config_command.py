@@ -122,6 +122,7 @@ def test_a_file_of_the_user_goes_before_a_name(tmp_path: Path, monkeypatch: pyte
     ("arguments", "words"),
     [
         (["default/divpd"], "did you mean 'default/divopd'?"),
+        (["learner.shedule"], "unknown key 'learner.shedule'; did you mean 'learner.schedule'?"),
         (["nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["default/divopd", "--set", "learner.lrr=1"], "did you mean 'learner.lr'?"),
         (["--set", "learner.lr=1"], "name one, such as default/divopd"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from divopd.errors import InputError
+from divopd.errors import InputError, UnknownNameError
 from divopd.printable import printable
 
 if TYPE_CHECKING:
@@ -63,7 +63,12 @@ def _is_key(what: str) -> bool:
     from divopd.config_reference import config_keys
 
     names = [key.name for key in config_keys()]
-    return not Path(what).exists() and any(name == what or name.startswith(f"{what}.") for name in names)
+    if Path(what).exists():
+        return False
+    section, dot, _ = what.partition(".")
+    if dot and what not in names and any(name.startswith(f"{section}.") for name in names):
+        raise UnknownNameError("key", what, names)
+    return any(name == what or name.startswith(f"{what}.") for name in names)
 
 
 def _print_keys(what: str | None, *, as_json: bool) -> None:
