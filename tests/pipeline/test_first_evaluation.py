@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.config import Config
+from divopd.environments import make_environment
+from divopd.environments.pool import InlinePool
 from divopd.evaluation import exam_of
 from divopd.first_evaluation import evaluate_version, first_evaluation_file
 from divopd.models.model_files import load_tokenizer
@@ -131,7 +133,8 @@ def test_a_rollout_that_broke_off_is_not_remembered(models: Path, tmp_path: Path
     assert file is not None
     student = load_student(settings)
     exam = exam_of(settings, Codec(student.tokenizer))
-    exam._made.append(Dying())  # pyright: ignore[reportPrivateUsage, reportArgumentType] - the others are made beside it
+    rooms = [Dying(), *(make_environment("alfworld-small") for _ in range(2))]
+    exam._made.append(InlinePool(rooms))  # pyright: ignore[reportPrivateUsage, reportArgumentType]
     record = evaluate_version(settings, exam, student, version=0, forbidden=(), recalled=[].append)
     assert record.tasks == 3
     assert not file.exists()
