@@ -5,7 +5,7 @@ import unicodedata
 
 MAX_SHOWN = 20_000  # characters
 MAX_SAID = 4_000  # characters of a message of our own that quotes others
-MAX_QUOTED = 500  # characters of such a quotation
+MAX_QUOTED = 300  # characters of such a quotation
 _HARMFUL = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # control, format, half a surrogate pair, private, line separators
 
 

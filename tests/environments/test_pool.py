@@ -29,7 +29,7 @@ HARMS = {  # what is done, and what is said of it
     "crash": "its process was killed by SIGSEGV",
     "divide": "environment HostileRoom.{method} raised ZeroDivisionError: division by zero (hostile_room.py, line",
     "interrupt": "{method} raised KeyboardInterrupt",
-    "break": r"the roof\x1b[2J\nfell in",
+    "break": r"the roof\x1b[2J fell in",
     "bytes": "HostileRoom.{method} returned an Observation whose text is b'You are here.'; expected a string",
     "tuple": "environment HostileRoom.{method} returned a tuple; expected an Observation",
     "surrogate": r"text is 'You are \ud800.', with half a surrogate pair in it; expected text that can be written",

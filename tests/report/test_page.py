@@ -158,7 +158,9 @@ def test_a_run_of_one_update_is_a_dot(page: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "young", rates=[10, 20], every=1)
     write_report([run], tmp_path / "report.html")
     show(page, (tmp_path / "report.html").as_uri(), "training")
-    assert page.locator("figure[aria-label=Loss] g[aria-label=dot] circle").count() == 1
+    dots = page.locator("figure[aria-label=Loss] g[aria-label=dot] circle")
+    dots.first.wait_for(state="attached")
+    assert dots.count() == 1
     rates = page.locator("figure[aria-label='Explorers: tokens per second']")
     assert "Nothing to draw" in rates.text_content()  # the first update has none before it
     assert rates.locator(".legend").count() == 0
