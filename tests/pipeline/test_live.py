@@ -133,7 +133,7 @@ def test_two_teachers_share_the_work_and_explorers_load_none(models: Path, tmp_p
         assert store.updates == 6
         assert any(store.teacher_turns(stored.rollout) for stored in store.stored_turns())
         kinds = {kind for (kind,) in store._db.execute("SELECT DISTINCT kind FROM records")}
-        assert kinds <= {"update", "evaluation", "teacher_turns", "lease"}  # no question, no answer
+        assert kinds <= {"update", "evaluation", "teacher_turns", "lease", "config"}  # no question, no answer
 
 
 @pytest.mark.slow
