@@ -77,7 +77,13 @@ def test_weights_of_old_evaluated_versions_go(keep: int, evaluated: list[int], g
 def test_a_log_is_cut_while_a_role_writes_on(tmp_path: Path) -> None:
     """Its end is kept beside it, and what comes next is at the beginning of the file, not behind a hole."""
     log = tmp_path / "explorer-0.log"
-    script = "import sys\nfor line in sys.stdin: sys.stdout.write(line); sys.stdout.flush(); sys.stderr.write('.')"
+    script = """
+import sys
+
+for line in sys.stdin:
+    print(line, end="", flush=True)
+    print(".", end="", file=sys.stderr, flush=True)
+"""
     with (
         log.open("ab") as file,
         subprocess.Popen(
