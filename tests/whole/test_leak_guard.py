@@ -37,6 +37,7 @@ def suite(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
 
 
+@pytest.mark.slow
 def test_a_planted_leak_fails_the_run_by_name(tmp_path: Path) -> None:
     """A thread, a child, a child's child, a port and a folder: the test that left each is named, its neighbour is not,
     and the run ends, though Python would wait for the thread."""
