@@ -25,6 +25,7 @@ from divopd.store import (
     Question,
     Questions,
     Queue,
+    Store,
 )
 from divopd.turns import Fate, FateKind, Rollout, TeacherTurn, Turn
 
@@ -284,6 +285,9 @@ class MemoryStore:
     def account(self) -> Account:
         kinds = [fate.kind for fate in self.fate.values()]
         return Account(len(self.arrivals), *(_count(kinds, kind) for kind in Account._fields[1:]))
+
+
+AnyStore = Store | MemoryStore
 
 
 def as_faces(store: MemoryStore) -> tuple[Queue, Questions, Ledger]:

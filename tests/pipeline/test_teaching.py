@@ -237,14 +237,6 @@ def test_an_explorer_is_answered_by_whoever_teaches_the_task(run: Path, store: S
             wish: dict[str, Any] = {"temperature": 0.7, "max_tokens": 2, "seeds": [np.uint32(1), 2]}
             responses = teachers.of(task).respond(prompts, **wish)
             assert [(r.ids, r.logprobs.tolist()) for r in responses] == [([value], [-0.5])] * 2
-        heard: list[Any] = []
-        for key in ("first", "second"):
-            teachers.of("odd").add(key, [1], temperature=0.7, max_tokens=2, seed=3)
-        assert teachers.of("odd").pending == 2
-        while teachers.of("odd").pending:
-            heard += teachers.of("odd").step()
-        assert sorted((key, response.ids) for key, response in heard) == [("first", [8]), ("second", [8])]
-        assert teachers.of("odd").step() == []
     finally:
         over.set()
         for thread in threads:
@@ -264,8 +256,7 @@ def test_an_explorer_that_stops_or_dies_leaves_no_question(store: Store) -> None
     with pytest.raises(Stopped):
         teachers.of("t").respond([[1]], temperature=1.0, max_tokens=1, seeds=[0])
     assert left(store) == 0
-    teachers.of("t").add("lost", [1], temperature=1.0, max_tokens=1, seed=0)
-    assert left(store) == 1
+    store.ask("explorer-0", [Question(1, "t", [1], temperature=1.0, max_tokens=1, seed=0)])
     AskedTeachers(store, asker="explorer-1", patterns=[])
     assert left(store) == 1
     AskedTeachers(store, asker="explorer-0", patterns=[])

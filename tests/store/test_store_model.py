@@ -225,17 +225,17 @@ def served(batch: JournaledBatch) -> tuple[Any, ...]:
     return batch.entry, repr(batch.turns), batch.candidates
 
 
+def examples(more: int) -> settings:
+    """So many more runs of 15 steps than the profile has examples."""
+    return settings(
+        max_examples=settings().max_examples + more,
+        stateful_step_count=15,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
 TestTwoStores = TwoStores.TestCase
-TestTwoStores.settings = settings(
-    max_examples=settings().max_examples + 10,
-    stateful_step_count=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestTwoStores.settings = examples(10)
 TestSharedWork = SharedWork.TestCase
-TestSharedWork.settings = settings(
-    max_examples=settings().max_examples + 20,
-    stateful_step_count=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestSharedWork.settings = examples(20)

@@ -6,7 +6,7 @@ the run after teacher.away_limit_s; until then an explorer waits.
 
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from divopd.store import Answer, Question, Questions
 from divopd.teacher import first_fitting
 
 LOOK_S = 0.02  # between two looks for answers
-PAUSE_S = 0.001  # of a step that finds none, so that whoever has nothing else to do does not spin
 
 
 class AskedTeachers:
@@ -42,21 +41,15 @@ class AskedTeachers:
 
 
 class AskedTeacher:
-    """One teacher, asked by the store. It responds, as a policy does; it does not score.
-
-    `respond` waits for all responses. `add` and `step` wait for nothing: a response comes out of the first step after
-    it was answered.
-    """
+    """One teacher, asked by the store. It responds, as a policy does; it does not score."""
 
     def __init__(self, store: Questions, *, asker: str, task: str, wait: Callable[[float], None]) -> None:
         self._store, self._asker, self._task, self._wait = store, asker, task, wait
-        self._keys: dict[int, Hashable] = {}  # of the questions that `add` has asked
-        self._looked = 0.0
 
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
-        """One response per prompt."""
+        """One response per prompt, when all of them are there."""
         asked = [self._question(p, temperature, max_tokens, s) for p, s in zip(prompts, seeds, strict=True)]
         numbers = [question.number for question in asked]
         self._store.ask(self._asker, asked)
@@ -66,28 +59,6 @@ class AskedTeacher:
         finally:
             self._store.forget_questions(numbers)
         return [_response(answers[number]) for number in numbers]
-
-    def add(self, key: Hashable, prompt: Sequence[int], *, temperature: float, max_tokens: int, seed: int) -> None:
-        """Ask for a response, which a later step returns under this key."""
-        question = self._question(prompt, temperature, max_tokens, seed)
-        self._keys[question.number] = key
-        self._store.ask(self._asker, [question])
-
-    def step(self) -> list[tuple[Hashable, Response]]:
-        """The responses that are there now, by their keys; it looks for them every few milliseconds only."""
-        if not self._keys or time.monotonic() - self._looked < LOOK_S:
-            time.sleep(PAUSE_S)
-            return []
-        self._looked = time.monotonic()
-        answers = self._store.answers(self._keys)
-        if answers:
-            self._store.forget_questions(answers)
-        return [(self._keys.pop(number), _response(answer)) for number, answer in answers.items()]
-
-    @property
-    def pending(self) -> int:
-        """Responses that `add` has asked for and no step has returned."""
-        return len(self._keys)
 
     def _question(self, prompt: Sequence[int], temperature: float, max_tokens: int, seed: int) -> Question:
         # a number that nobody else has, and that no late answer to something else can meet

@@ -51,7 +51,7 @@ try:
 except (MemoryError, RecursionError, OverflowError):
     sys.exit(3)
 except Exception:
-    sys.exit(0)
+    sys.exit(0)  # a mistake, not a bomb: transformers meets it again, and its words are told
 sys.exit(3 if len(text) > given["longest"] else 0)
 """
 
