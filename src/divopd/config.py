@@ -184,6 +184,8 @@ class ExplorerPart(Part):
     """A longer response is cut there."""
     sync_interval: PositiveInt = 1
     """Updates between two sets of weights for the explorers."""
+    versions: Literal["rollout", "turn"] = "rollout"
+    """New weights wait until rollouts in flight have ended (the paper), or are taken between two turns of a rollout."""
     max_backlog: PositiveInt | None = None
     """Explorers pause while so many turns wait (specification §7); null: never."""
 
@@ -225,7 +227,9 @@ class EvaluationPart(Part):
     temperature: NonNegativeFloat = 0.4
     """At which the student acts in evaluations."""
     in_flight: PositiveInt = 64
-    """Tasks that are played at once."""
+    """Tasks that are played at once, where an evaluation has an engine of its own."""
+    share: Annotated[float, Field(gt=0, le=1)] | None = 0.5
+    """Live clock: how much of an explorer's places evaluations may take; null: an evaluator process of its own."""
     target: Annotated[int, Field(ge=5, le=100, multiple_of=5)] | None = None
     """τ, the success rate in percent to which `divopd compare` counts cost; null: from vanilla's peak."""
 
@@ -381,6 +385,7 @@ class Config(Part):
     def _in_real_time(self) -> "Config":
         live_only = {"cluster": (self.cluster, None), "learner.ranks": (self.learner.ranks, 1)}
         live_only |= {"teacher.count": (self.teacher.count, 1)}
+        live_only |= {"explorer.versions": (self.explorer.versions, "rollout")}
         for name, (value, usual) in live_only.items():
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
@@ -399,7 +404,7 @@ class Config(Part):
     def gpu_plan(self) -> str:
         """The GPUs that a cluster must have, for people."""
         crew = {"learner": self.learner.ranks, "teacher": self.teacher.count}
-        crew |= {"evaluator": 1, "explorer": self.explorer.processes}
+        crew |= {"explorer": self.explorer.processes} | ({"evaluator": 1} if self.evaluation.share is None else {})
         parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
         total = sum(self.gpus_of(role) * count for role, count in crew.items())
         return f"{total:g} GPUs ({', '.join(parts)})"

@@ -75,17 +75,25 @@ class Exam:
         progress: Callable[[int, int], None],
         heed: Callable[[], None] = lambda: None,
     ) -> Evaluation:
-        starts = [Start(number, task, self.horizon) for number, task in enumerate(self.tasks)]
+        starts = self.starts()
         environments = self._environments(heed)
         over: dict[int, Played] = {}
         progress(0, len(starts))
         for played in play_each(starts, acting, student=student, teacher_of=teacher_of, environments=environments):
             over[played.start.number] = played
             progress(len(over), len(starts))
-            if played.turns and len(self._heard) < len(starts):
-                as_read = acting.codec.decode(acting.codec.text_ids(played.first.text))
-                self._heard[played.start.task] = words_in(as_read)
+            self.hear(played)
         return Evaluation(tuple(over[start.number] for start in starts))
+
+    def starts(self) -> list[Start]:
+        """A rollout for every task, in their order."""
+        return [Start(number, task, self.horizon) for number, task in enumerate(self.tasks)]
+
+    def hear(self, played: Played) -> None:
+        """A task was played: remember what it says first."""
+        if played.turns and len(self._heard) < len(self.tasks):
+            as_read = self.acting.codec.decode(self.acting.codec.text_ids(played.first.text))
+            self._heard[played.start.task] = words_in(as_read)
 
     def words(self) -> list[str]:
         """What its tasks say first, as the student's tokenizer has it: words, sorted; none before they were played."""

@@ -1,17 +1,20 @@
-"""Rollouts: a policy acts in environments, many at once, one turn of each per call of the policy (specification §6.1).
+"""Rollouts: what happens in one, whoever asks the models and environments for it (specification §6.1).
 
-A policy that keeps its cache between calls reads only what is new. A response depends on its prompt and on (seed,
-rollout number, turn), never on what runs beside it, to rounding.
+`live` is one rollout. It waits for nobody: it yields what it wants next, a call of its environment or a response of a
+model, and is sent the answer. `play_each` lets many of them live in lock-step, one turn of each per call of the policy;
+player.py lets each go at its own pace. A response depends on its prompt and on (seed, rollout number, turn), never on
+what runs beside it, to rounding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from divopd.environments import Environment, Observation
+from divopd.environments.environment import Call, answer
 from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle, Reader
@@ -52,6 +55,7 @@ class Start:
 class PlayedTurn:
     """One turn as it happened: who acted on which prompt, what was answered, and what was seen then.
 
+    `version` is that of the policy that answered, where somebody said it (`explorer.versions: turn`).
     `teacher_prompt`: what the teacher reads before this response, where it has prompts of its own. A replayed action is
     the expert's: its response is what would have been answered, without log probabilities.
     """
@@ -62,6 +66,7 @@ class PlayedTurn:
     action: str | None
     seen: Observation
     teacher_prompt: Prompt | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,51 +121,144 @@ def play_each(
     task acts only where `acting` says so.
     """
     waiting = iter(starts)
-    active: list[_InFlight] = []
+    active: list[_InLockStep] = []
     while True:
         used = {id(rollout.environment) for rollout in active}
         free = [environment for environment in environments if id(environment) not in used]
-        active += [_InFlight(start, free.pop(0), acting) for start in islice(waiting, len(free))]
+        active += [_InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
         if not active:
             return
         heartbeat()
-        going = [rollout for rollout in active if not rollout.over]  # an environment may have died at its reset
+        going = [rollout for rollout in active if rollout.ask is not None]  # an environment may have died at its reset
         for policy, rollouts in _by_policy(going, student, teacher_of):
-            prompts = [rollout.prompt() for rollout in rollouts]
+            asks = [rollout.ask for rollout in rollouts if rollout.ask is not None]
             responses = policy.respond(
-                [prompt.ids for prompt in prompts],
+                [ask.prompt.ids for ask in asks],
                 temperature=acting.temperature,
                 max_tokens=acting.max_response_tokens,
-                seeds=[rollout.sampling_seed for rollout in rollouts],
+                seeds=[ask.seed for ask in asks],
             )
-            for rollout, prompt, response in zip(rollouts, prompts, responses, strict=True):
-                rollout.act(prompt, response)
-        over = [rollout.result() for rollout in active if rollout.over]
-        active = [rollout for rollout in active if not rollout.over]
+            for rollout, response in zip(rollouts, responses, strict=True):
+                rollout.go_on(Answered(response))
+        over = [rollout.played for rollout in active if rollout.played is not None]
+        active = [rollout for rollout in active if rollout.played is None]
         yield from over
 
 
-class _InFlight:
-    """One rollout between two turns."""
+class _InLockStep:
+    """One rollout with its environment, between two turns: it has a question to a model, or it is over."""
 
-    def __init__(self, start: Start, environment: Environment, acting: Acting) -> None:
-        self.start, self.environment, self.acting = start, environment, acting
+    def __init__(self, life: "Life", start: Start, environment: Environment) -> None:
+        self._life, self.start, self.environment = life, start, environment
+        self.ask: Ask | None = None
+        self.played: Played | None = None
+        self.go_on(None)
+
+    def go_on(self, given: "Answered | None") -> None:
+        """Live on to the next question or to the end; calls of the environment are made at once."""
+        wish = onward(self._life, given)
+        while isinstance(wish, Call):
+            try:
+                seen = answer(self.environment, wish)
+            except EnvironmentFailure as failure:
+                wish = onward(self._life, failure)
+            else:
+                wish = onward(self._life, seen)
+        self.ask, self.played = (wish, None) if isinstance(wish, Ask) else (None, wish)
+
+
+class Ask(NamedTuple):
+    """What a rollout wants of a model: a response to this prompt, drawn with this seed."""
+
+    actor: Actor
+    prompt: Prompt
+    seed: int
+
+
+class Answered(NamedTuple):
+    """A response, and the version of the policy that gave it, if weights may change within a rollout."""
+
+    response: Response
+    version: int | None = None
+
+
+Life = Generator[Call | Ask, Any, Played]
+
+
+def onward(life: Life, given: object) -> Call | Ask | Played:
+    """Send a rollout what it wanted, or the failure of its environment (None: let it begin); what it wants next."""
+    try:
+        return life.throw(given) if isinstance(given, EnvironmentFailure) else life.send(given)
+    except StopIteration as end:
+        return end.value
+
+
+def live(start: Start, acting: Acting) -> Life:
+    """One rollout from reset to end. An environment that dies costs its rollout, which has failed."""
+    rollout = _InFlight(start, acting)
+    try:
+        yield from rollout.begin()
+        while not rollout.over:
+            yield from rollout.turn()
+    except EnvironmentFailure as failure:
+        rollout.fail(failure)
+    return rollout.result()
+
+
+class _InFlight:
+    """What is known of a rollout so far."""
+
+    def __init__(self, start: Start, acting: Acting) -> None:
+        self.start, self.acting = start, acting
         self.turns: list[PlayedTurn] = []
+        self.first: Observation | None = None
         self.failure: str | None = None
+        self.unfinished: Callable[[Observation], PlayedTurn] | None = None  # the turn that the environment is at
         self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
-        self.progress = ProgressWatch(environment)
-        try:
-            self.seen = environment.reset(start.task)
-        except EnvironmentFailure as failure:
-            self._fail(failure)
-        self.first = self.seen
+        self.progress = ProgressWatch()
         self.readers = {"student": Reader(acting.style, acting.codec)}
         if acting.teacher_reader is not None:
             self.readers["teacher"] = acting.teacher_reader(start.task)
-        self.conversations = {who: Conversation(r.style, r.codec, self.first) for who, r in self.readers.items()}
-        for action in start.replayed:
+
+    def begin(self) -> Generator[Call | Ask, Any, None]:
+        """Reset, then the actions of the expert that are replayed."""
+        self.first = self.seen = yield Call("reset", self.start.task)
+        self.conversations = {who: Conversation(r.style, r.codec, self.seen) for who, r in self.readers.items()}
+        for action in self.start.replayed:
             if not self.over:
-                self._replay(action)
+                yield from self._replay(action)
+
+    def turn(self) -> Generator[Call | Ask, Any, None]:
+        """Whose turn it is answers, and the environment says what came of it."""
+        actor, teacher = self.actor, self.conversations.get("teacher")
+        prompt = self.conversations.get(actor, self.conversations["student"]).prompt()
+        response, version = yield Ask(actor, prompt, self._sampling_seed)
+        reader = self.readers.get(actor, self.readers["student"])
+        style, teacher_prompt = reader.style, teacher.prompt() if teacher else None
+        action = style.parse(reader.codec.decode(response.ids))
+
+        def finished(seen: Observation) -> PlayedTurn:
+            return PlayedTurn(actor, prompt, response, action, seen, teacher_prompt, version)
+
+        self.unfinished = finished
+        if self.recovery and action is not None:
+            yield from self.progress.expect(action, self.seen)
+        self.seen = style.unparsed(self.seen) if action is None else (yield Call("step", action))
+        if self.recovery:
+            self.recovery.record(actor, progress=(yield from self.progress.made(action, self.seen)))
+        self._add(finished(self.seen))
+
+    def _replay(self, action: str) -> Generator[Call | Ask, Any, None]:
+        """A turn of the expert: it stands in the history as if the action had been answered, and nobody is asked."""
+        ids = self.acting.codec.response_ids(self.acting.style.render(action))
+        prompt = self.conversations["student"].prompt()
+
+        def finished(seen: Observation) -> PlayedTurn:
+            return PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, seen)
+
+        self.unfinished = finished
+        self.seen = yield Call("step", action)
+        self._add(finished(self.seen))
 
     @property
     def over(self) -> bool:
@@ -173,62 +271,36 @@ class _InFlight:
         return "teacher" if late or helped else "student"
 
     @property
-    def sampling_seed(self) -> int:
+    def _sampling_seed(self) -> int:
         entropy = [self.acting.seed, self.start.number, len(self.turns)]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-    def prompt(self) -> Prompt:
-        """What the model reads that acts next."""
-        return self.conversations.get(self.actor, self.conversations["student"]).prompt()
-
-    def act(self, prompt: Prompt, response: Response) -> None:
-        actor, teacher = self.actor, self.conversations.get("teacher")
-        reader = self.readers.get(actor, self.readers["student"])
-        style, teacher_prompt = reader.style, teacher.prompt() if teacher else None
-        action = style.parse(reader.codec.decode(response.ids))
-        try:
-            if self.recovery and action is not None:
-                self.progress.expect(action, self.seen)
-            self.seen = style.unparsed(self.seen) if action is None else self.environment.step(action)
-            if self.recovery:
-                self.recovery.record(actor, progress=self.progress.made(action, self.seen))
-        except EnvironmentFailure as failure:
-            self._fail(failure)
-        self._add(PlayedTurn(actor, prompt, response, action, self.seen, teacher_prompt))
-
-    def _replay(self, action: str) -> None:
-        """A turn of the expert: it stands in the history as if the action had been answered, and nobody is asked."""
-        ids = self.acting.codec.response_ids(self.acting.style.render(action))
-        prompt = self.conversations["student"].prompt()
-        try:
-            self.seen = self.environment.step(action)
-        except EnvironmentFailure as failure:
-            self._fail(failure)
-        self._add(PlayedTurn("expert", prompt, Response(ids, np.empty(0)), action, self.seen))
 
     def _add(self, turn: PlayedTurn) -> None:
         """A turn is over: it stands in the history of everybody who reads."""
         self.turns.append(turn)
+        self.unfinished = None
         for conversation in self.conversations.values():
             conversation.add(turn.response.ids, turn.action, turn.seen)
 
-    def _fail(self, failure: EnvironmentFailure) -> None:
-        """An environment that died costs its rollout, which has failed."""
+    def fail(self, failure: EnvironmentFailure) -> None:
+        """The environment died; the turn that it was at is the last one."""
         self.failure = str(failure)
-        self.seen = Observation(str(failure), done=True)
+        self.seen = Observation(self.failure, done=True)
+        if self.unfinished is not None:
+            self.turns.append(self.unfinished(self.seen))
 
     def result(self) -> Played:
-        return Played(self.start, self.first, tuple(self.turns), self.failure)
+        return Played(self.start, self.first or self.seen, tuple(self.turns), self.failure)
 
 
 def _by_policy(
-    active: Sequence[_InFlight], student: Policy, teacher_of: Callable[[str], Policy] | None
-) -> list[tuple[Policy, list[_InFlight]]]:
+    active: Sequence[_InLockStep], student: Policy, teacher_of: Callable[[str], Policy] | None
+) -> list[tuple[Policy, list[_InLockStep]]]:
     """Who acts in which rollouts: each policy responds to all of its prompts at once."""
-    shares: dict[int, tuple[Policy, list[_InFlight]]] = {}
+    shares: dict[int, tuple[Policy, list[_InLockStep]]] = {}
     for rollout in active:
         policy = student
-        if rollout.actor == "teacher":
+        if rollout.ask is not None and rollout.ask.actor == "teacher":
             assert teacher_of is not None, "a teacher is to act, and there is none"
             policy = teacher_of(rollout.start.task)
         shares.setdefault(id(policy), (policy, []))[1].append(rollout)
@@ -237,6 +309,8 @@ def _by_policy(
 
 def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
     """The student turns of a rollout as rows for the teacher to score; None if it broke off or the student never acted.
+
+    `version` is that of the rollout's start: of every turn that has none of its own.
 
     Turns in which the teacher acted, or an action was replayed, are no rows; the teacher's are kept beside them. A turn
     whose prompt was cut, for the student or for a teacher with prompts of its own, has no token that counts.
@@ -250,8 +324,8 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
             rollout=name,
             turn=index,
             task=played.start.task,
-            version=version,
-            available_at=version,  # the store says when it really arrives
+            version=version if turn.version is None else turn.version,
+            available_at=version if turn.version is None else turn.version,  # the store says when it really arrives
             prompt_ids=list(turn.prompt.ids),
             prompt_truncated=_is_cut(turn),
             response_ids=list(turn.response.ids),

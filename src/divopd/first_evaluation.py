@@ -24,7 +24,15 @@ from divopd.records import EvaluationRecord, decode_evaluation, encode_evaluatio
 from divopd.remembered import keep, key_of, recall, remembered_file
 
 KIND = "first-evaluations"
-CODE = ("environments", "models", "prompts", "evaluation.py", "explorer.py", "recovery.py")  # what an evaluation runs
+CODE = (
+    "environments",
+    "models",
+    "prompts",
+    "evaluation.py",
+    "explorer.py",
+    "player.py",
+    "recovery.py",
+)  # what an evaluation runs
 COMPILED_OR_WEIGHTS = (".pyc", ".safetensors")
 
 
@@ -45,9 +53,8 @@ def evaluate_version(
     how many of the tasks are over while it is. `heed` is called where an environment is waited for.
     """
     file = first_evaluation_file(config, exam, forbidden) if version == 0 else None
-    known = _recall(file) if file else None
+    known = recall_evaluation(file, recalled=recalled) if file else None
     if known is not None:
-        recalled(f"version 0 was evaluated before and is not played again ({file})")
         return known
     played = exam.play(policy, progress=progress, heed=heed)
     record = exam.record(played, version=version)
@@ -56,12 +63,16 @@ def evaluate_version(
     return record
 
 
-def _recall(file: Path) -> EvaluationRecord | None:
+def recall_evaluation(file: Path, *, recalled: Callable[[str], None]) -> EvaluationRecord | None:
+    """What is remembered in this file, if it can be read; `recalled` hears a sentence about it."""
     kept = recall(file)
     try:
-        return None if kept is None else decode_evaluation(kept)
+        known = None if kept is None else decode_evaluation(kept)
     except ValueError:
-        return None
+        known = None
+    if known is not None:
+        recalled(f"version 0 was evaluated before and is not played again ({file})")
+    return known
 
 
 def first_evaluation_file(config: Config, exam: Exam, forbidden: Sequence[int]) -> Path | None:

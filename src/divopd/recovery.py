@@ -1,9 +1,10 @@
 """Recovery (the paper's +R): the teacher acts for a few turns when the student is stuck (specification §6.3)."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from divopd.environments.environment import Environment, Observation, TellsActions
+from divopd.environments.environment import Call, Observation
 from divopd.errors import InputError
 
 
@@ -56,20 +57,19 @@ class ProgressWatch:
     """Tells whether the actions of one rollout make progress.
 
     What is allowed matters only where an action is repeated, and an environment may take long to tell it, so it is
-    asked only then.
+    asked only then: the methods are generators that yield the call and are sent its answer.
     """
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+    def __init__(self) -> None:
         self._last_action: str | None = None
         self._here: object = None  # what is allowed now, if it is known
 
-    def expect(self, action: str, seen: Observation) -> None:
+    def expect(self, action: str, seen: Observation) -> Generator[Call, Any, None]:
         """The action is about to be taken where this was seen last."""
         if action == self._last_action and self._here is None:
-            self._here = self._situation(seen)
+            self._here = yield from self._situation(seen)
 
-    def made(self, action: str | None, seen: Observation) -> bool:
+    def made(self, action: str | None, seen: Observation) -> Generator[Call, Any, bool]:
         """Whether the action, after which this was seen, made progress; None is an answer without an action.
 
         An invalid action makes none, nor does one that repeats the action before and leaves the set of allowed actions
@@ -81,12 +81,12 @@ class ProgressWatch:
             return False
         if not repeated or seen.done:
             return True
-        self._here = self._situation(seen)
+        self._here = yield from self._situation(seen)
         return self._here != before
 
-    def _situation(self, seen: Observation) -> object:
+    def _situation(self, seen: Observation) -> Generator[Call, Any, object]:
         """The set of allowed actions, whether or not prompts list it; where nobody tells it, the text that was seen."""
         allowed = seen.allowed_actions
-        if allowed is None and isinstance(self._environment, TellsActions):
-            allowed = self._environment.valid_actions()
+        if allowed is None:
+            allowed = yield Call("valid_actions")
         return seen.text if allowed is None else frozenset(allowed)

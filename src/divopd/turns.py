@@ -103,14 +103,20 @@ class Rollout:
         if self.teacher_prompts is not None and len(self.teacher_prompts) != len(self.turns):
             got = f"{len(self.teacher_prompts)} prompts of the teacher for {len(self.turns)} turns"
             raise TurnFormatError(f"rollout {self.id!r} has {got}; expected one for each turn")
-        first = self.turns[0]
+        first, newest = self.turns[0], self.turns[0].version
         previous = -1
         for turn in self.turns:
-            if (turn.rollout, turn.version, turn.task) != (self.id, first.version, first.task):
+            if (turn.rollout, turn.task) != (self.id, first.task):
                 raise TurnFormatError(
-                    f"rollout {self.id!r} turn {turn.turn}: got rollout {turn.rollout!r}, version {turn.version}, task "
-                    f"{turn.task!r}; all turns of a rollout share them ({self.id!r}, {first.version}, {first.task!r})"
+                    f"rollout {self.id!r} turn {turn.turn}: got rollout {turn.rollout!r}, task {turn.task!r}; all "
+                    f"turns of a rollout share them ({self.id!r}, {first.task!r})"
                 )
+            if turn.version < newest:
+                raise TurnFormatError(
+                    f"rollout {self.id!r} turn {turn.turn}: version {turn.version} follows version {newest}; weights "
+                    "that change within a rollout are newer ones"
+                )
+            newest = turn.version
             if turn.turn <= previous:
                 raise TurnFormatError(
                     f"rollout {self.id!r}: turn {turn.turn} follows turn {previous}; put turns in order"
@@ -128,6 +134,7 @@ class Rollout:
 
     @property
     def version(self) -> int:
+        """Of its first row; later turns may have newer ones (`explorer.versions: turn`)."""
         return self.turns[0].version
 
 

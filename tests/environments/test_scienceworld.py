@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from asked import told
 from divopd.environments.scienceworld.environment import NOT_UNDERSTOOD, ScienceWorld, _warm
 from divopd.environments.scienceworld.gold import GoldExpert, PathAction, shorten
 from divopd.environments.scienceworld.jvm import JAVA_OPTIONS, Simulator, find_java
@@ -205,14 +206,14 @@ def test_valid_actions_on_demand(environment: ScienceWorld) -> None:
 
 def test_recovery_knows_what_is_allowed(environment: ScienceWorld) -> None:
     """A cupboard that is opened again answers otherwise, and allows what it did: no progress, though none is listed."""
-    seen, watch = environment.reset("boil/3"), ProgressWatch(environment)
+    seen, watch = environment.reset("boil/3"), ProgressWatch()
     made, texts = list[bool](), list[str]()
     for action in ("teleport to kitchen", "open cupboard", "open cupboard"):
-        watch.expect(action, seen)
+        told(watch.expect(action, seen), environment)
         seen = environment.step(action)
         assert seen.allowed_actions is None
         texts.append(seen.text)
-        made.append(watch.made(action, seen))
+        made.append(told(watch.made(action, seen), environment))
     assert made == [True, True, False]
     assert texts[1] != texts[2]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asked import told
 from divopd.environments import Environment, Observation
 from divopd.errors import AlignmentError, EnvironmentFailure
 from divopd.explorer import Acting, Played, Start, play, play_each, rows_of
@@ -260,12 +261,12 @@ class SilentHall:
 
 
 def progress_of(environment: Environment, actions: Sequence[str | None]) -> list[bool]:
-    watch, seen, made = ProgressWatch(environment), environment.reset("t"), list[bool]()
+    watch, seen, made = ProgressWatch(), environment.reset("t"), list[bool]()
     for action in actions:
         if action is not None:
-            watch.expect(action, seen)
+            told(watch.expect(action, seen), environment)
             seen = environment.step(action)
-        made.append(watch.made(action, seen))
+        made.append(told(watch.made(action, seen), environment))
     return made
 
 

@@ -233,10 +233,16 @@ def test_an_explorer_is_answered_by_whoever_teaches_the_task(run: Path, store: S
         teachers = AskedTeachers(store, asker="explorer-0", patterns=["odd"])
         assert teachers.of("a") is teachers.of("b") is not teachers.of("odd")
         for task, value in (("a", 7), ("odd", 8), ("b", 7)):
-            prompts = [np.asarray([3, 4]), [5]]
-            wish: dict[str, Any] = {"temperature": 0.7, "max_tokens": 2, "seeds": [np.uint32(1), 2]}
-            responses = teachers.of(task).respond(prompts, **wish)
-            assert [(r.ids, r.logprobs.tolist()) for r in responses] == [([value], [-0.5])] * 2
+            teacher, heard = teachers.of(task), dict[Any, Any]()
+            teacher.add("first", np.asarray([3, 4]).tolist(), temperature=0.7, max_tokens=2, seed=int(np.uint32(1)))
+            teacher.add("second", [5], temperature=0.7, max_tokens=2, seed=2)
+            assert teacher.pending == 2
+            while teacher.pending:
+                heard.update(teacher.step())
+            assert {key: (r.ids, r.logprobs.tolist()) for key, r in heard.items()} == dict.fromkeys(
+                ("first", "second"), ([value], [-0.5])
+            )
+            assert teacher.step() == []
     finally:
         over.set()
         for thread in threads:
@@ -246,15 +252,11 @@ def test_an_explorer_is_answered_by_whoever_teaches_the_task(run: Path, store: S
 
 
 def test_an_explorer_that_stops_or_dies_leaves_no_question(store: Store) -> None:
-    """When the run is over it asks no more; what an earlier life asked, the next one forgets."""
-
-    def stop(_seconds: float) -> None:
-        assert left(store) == 1
-        raise Stopped
-
-    teachers = AskedTeachers(store, asker="explorer-0", patterns=[], wait=stop)
-    with pytest.raises(Stopped):
-        teachers.of("t").respond([[1]], temperature=1.0, max_tokens=1, seeds=[0])
+    """What it asked is forgotten when it stops; what an earlier life asked, the next one forgets."""
+    teachers = AskedTeachers(store, asker="explorer-0", patterns=[])
+    teachers.of("t").add(0, [1], temperature=1.0, max_tokens=1, seed=0)
+    assert left(store) == 1
+    teachers.forget()
     assert left(store) == 0
     store.ask("explorer-0", [Question(1, "t", [1], temperature=1.0, max_tokens=1, seed=0)])
     AskedTeachers(store, asker="explorer-1", patterns=[])

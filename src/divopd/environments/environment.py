@@ -1,7 +1,9 @@
 """What an environment can do. A user's own environment is this protocol and nothing more."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+Method = Literal["reset", "step", "valid_actions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,18 @@ class TellsActions(Protocol):
     def valid_actions(self) -> list[str] | None:
         """Every action that is allowed now; None: it cannot be told."""
         ...
+
+
+class Call(NamedTuple):
+    """One thing to be asked of an environment, by whoever holds it."""
+
+    method: Method
+    argument: str | None = None
+
+
+def answer(environment: Environment, call: Call) -> Observation | list[str] | None:
+    """Do what is asked. The answer to `valid_actions` is None where the environment does not tell them."""
+    if call.method == "valid_actions":
+        return environment.valid_actions() if isinstance(environment, TellsActions) else None
+    assert call.argument is not None, f"{call.method} wants an argument"
+    return environment.reset(call.argument) if call.method == "reset" else environment.step(call.argument)

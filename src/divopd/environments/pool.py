@@ -17,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from divopd.environments import find_entry, make_environment
-from divopd.environments.environment import Environment, Observation, TellsActions
+from divopd.environments.environment import Call, Environment, Method, Observation, answer
 from divopd.environments.wire import WireError, observation_from_json
 from divopd.environments.worker_process import ENDING_S, Request, Told, WorkerProcess
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
 from divopd.printable import one_line
 
-Method = Literal["reset", "step", "valid_actions"]
 Workers = int | Literal["auto"]
 TIMEOUT_S = 120.0  # of a call, unless a config says otherwise
 RESETS = 3  # a reset may take so many times as long: it may start a JVM or load a catalogue
@@ -96,7 +95,7 @@ class InlinePool:
 
     def submit(self, place: int, method: Method, argument: str | None = None) -> None:
         try:
-            self._answers.append(Answer(place, _call(self.environments[place], method, argument)))
+            self._answers.append(Answer(place, answer(self.environments[place], Call(method, argument))))
         except EnvironmentFailure as failure:
             self._answers.append(Answer(place, None, failure))
 
@@ -107,13 +106,6 @@ class InlinePool:
 
     def close(self) -> None:
         """Nothing was started; the environments are whose they were, and some keep a JVM warm for the next ones."""
-
-
-def _call(environment: Environment, method: Method, argument: str | None) -> Observation | list[str] | None:
-    if method == "valid_actions":
-        return environment.valid_actions() if isinstance(environment, TellsActions) else None
-    assert argument is not None, f"{method} wants an argument"
-    return environment.reset(argument) if method == "reset" else environment.step(argument)
 
 
 class WorkerPool:

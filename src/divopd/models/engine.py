@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from divopd.models.optimization import Lora
-from divopd.models.policy import Policy, Response, Weights
+from divopd.models.policy import Batching, Policy, Response, Weights
 
 EngineName = Literal["transformers", "vllm"]
 
@@ -33,7 +33,7 @@ class Engine(Policy, Protocol):
         ...
 
 
-class StudentEngine(Engine, Protocol):
+class StudentEngine(Engine, Batching, Protocol):
     """An engine whose weights follow those of a learner."""
 
     def fill_weights(self, weights: Weights, *, source: str) -> None:

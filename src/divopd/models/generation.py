@@ -1,6 +1,8 @@
 """Sampling responses with the memory of earlier turns: of a rollout's next prompt only the new tokens are read."""
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,28 @@ from divopd.models.attention import KeyValues
 from divopd.models.logprobs import at_least_float32, hidden_states, log_softmax
 from divopd.models.policy import Response
 
+PATIENCE = 8  # tokens of the others that a new prompt waits for company at most
+
+
+@dataclass(eq=False)
+class _UnderWay:
+    """A response that is being written: what was asked for, and what there is of it so far."""
+
+    key: Hashable
+    context: np.ndarray
+    temperature: float
+    draws: np.ndarray  # one number for each token that it may have
+    owner: Hashable  # whose memory it goes on with; None: the fittest
+    row: int = -1  # of the memory, once the prompt is read
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
 
 class Generator:
-    """Responds to prompts with one model. What it remembers is dropped as soon as a weight changes."""
+    """Responds to prompts with one model, all at once or each as it is added.
+
+    Keys and values of what was read stay while the weights do: they are dropped as soon as a weight changes.
+    """
 
     def __init__(self, model: Any, *, read_at_once: int, forbidden: Items[int] = ()) -> None:
         """`read_at_once` bounds the prompt tokens of one forward pass; `forbidden` ids are never sampled."""
@@ -23,27 +44,74 @@ class Generator:
         self.forbidden = torch.tensor(sorted(forbidden), dtype=torch.int64)
         self._memory = KeyValues()
         self._known: list[np.ndarray] = []  # the tokens that each row of the memory has read
+        self._owners: list[Hashable] = []  # of those rows
         self._weights: list[tuple[int, int]] = []
+        self._fresh: list[_UnderWay] = []  # whose prompts are not read yet
+        self._going: list[_UnderWay] = []
+        self._waited = 0  # tokens that were written since the oldest of the fresh came
 
-    @torch.inference_mode()
     def respond(
         self, prompts: Items[Items[int]], *, temperature: float, max_tokens: int, seeds: Items[int]
     ) -> list[Response]:
         """See TransformersPolicy.respond."""
-        contexts = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-        if not contexts or max_tokens < 1:
-            return [Response([], np.empty(0)) for _ in contexts]
-        if not all(map(len, contexts)):
-            raise InputError("a prompt has no token; a response needs at least one token before it")
+        assert not self.pending, "responses that were added are under way: step until they are there"
+        if max_tokens < 1:
+            return [Response([], np.empty(0)) for _ in prompts]
+        wishes = zip(prompts, seeds, strict=True)
+        self._fresh = [_new(n, ids, temperature, max_tokens, seed, owner=None) for n, (ids, seed) in enumerate(wishes)]
+        made: dict[Hashable, Response] = {}
+        while self.pending:
+            made.update(self.step())
+        return [made[place] for place in range(len(prompts))]
+
+    def add(self, key: Hashable, prompt: Items[int], *, temperature: float, max_tokens: int, seed: int) -> None:
+        """Begin a response, which a later step returns under this key.
+
+        A key has memory of its own: what is asked under it again is taken to go on with what was asked before.
+        """
+        self._fresh.append(_new(key, prompt, temperature, max_tokens, seed, owner=key))
+
+    @property
+    def pending(self) -> int:
+        """Responses that were added and that no step has returned."""
+        return len(self._fresh) + len(self._going)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Hashable, Response]]:
+        """Write one token of every response under way; those that ended with it, by their keys.
+
+        New prompts are read in company, because a pass for one of them costs about as much as a pass for many: when no
+        response is under way, or the first of them has waited for PATIENCE tokens of the others.
+        """
+        if not self.pending:
+            return []
+        writing, logits = self._going, list[Tensor]()
+        if writing:
+            last = [np.asarray(one.ids[-1:]) for one in writing]
+            logits.append(self._logits(self._forward([one.row for one in writing], last)))
+        if self._fresh and (not writing or self._waited >= PATIENCE):
+            logits.append(self._begin(self._fresh))
+            writing = [*writing, *self._fresh]
+            self._fresh, self._waited = [], 0
+        self._waited += bool(self._fresh)
+        self._write(writing, torch.cat(logits) if len(logits) > 1 else logits[0])
+        stops = self.stop_ids()
+        over = [one for one in writing if one.ids[-1] in stops or len(one.ids) == len(one.draws)]
+        ended = set(map(id, over))
+        self._going = [one for one in writing if id(one) not in ended]
+        for one in over:
+            self._known[one.row] = np.append(one.context, one.ids[:-1])
+        return [(one.key, Response(one.ids, np.asarray(one.logprobs))) for one in over]
+
+    def _begin(self, fresh: list[_UnderWay]) -> Tensor:
+        """Read new prompts; the logits after each."""
         self._forget_after_weight_change()
-        rows = self._places_for(contexts)
-        self._memory.make_room(len(self._known), max(map(len, contexts)) + max_tokens)
-        logits = self._read(rows, contexts)
-        draws = np.stack([np.random.Generator(np.random.Philox(seed)).random(max_tokens) for seed in seeds])
-        responses = self._write(rows, logits, temperature=temperature, draws=draws)
-        for row, context, response in zip(rows, contexts, responses, strict=True):
-            self._known[row] = np.append(context, response.ids[:-1])
-        return responses
+        contexts, owners = [one.context for one in fresh], [one.owner for one in fresh]
+        rows = self._places_for(contexts, owners)
+        for one, row in zip(fresh, rows, strict=True):
+            one.row = row
+        self._memory.make_room(len(self._known), max(len(one.context) + len(one.draws) for one in fresh))
+        return self._read(rows, contexts)
 
     def _read(self, rows: list[int], contexts: list[np.ndarray]) -> Tensor:
         """Read what is not known yet of the prompts; the logits after each."""
@@ -63,23 +131,14 @@ class Generator:
                 logits[place] = place_logits
         return torch.stack(logits)
 
-    def _write(self, rows: list[int], logits: Tensor, *, temperature: float, draws: np.ndarray) -> list[Response]:
-        """Sample token by token, as long as there is a response that has not ended."""
-        ids: list[list[int]] = [[] for _ in rows]
-        logprobs: list[list[float]] = [[] for _ in rows]
-        stops, going = self.stop_ids(), list(range(len(rows)))
-        for step in range(draws.shape[1]):
-            tokens = _choose(self._allowed(logits), temperature, draws[going, step])
-            chosen = log_softmax(logits).gather(-1, tokens[:, None])[:, 0].double().cpu()
-            for place, token, logprob in zip(going, tokens.tolist(), chosen.tolist(), strict=True):
-                ids[place].append(token)
-                logprobs[place].append(logprob)
-            going = [place for place in going if ids[place][-1] not in stops]
-            if not going or step + 1 == draws.shape[1]:
-                break
-            last = [np.asarray(ids[place][-1:]) for place in going]
-            logits = self._logits(self._forward([rows[place] for place in going], last))
-        return [Response(own, np.asarray(values)) for own, values in zip(ids, logprobs, strict=True)]
+    def _write(self, writing: list[_UnderWay], logits: Tensor) -> None:
+        """Sample the next token of each, with its own draw."""
+        draws = np.asarray([one.draws[len(one.ids)] for one in writing])
+        tokens = _choose(self._allowed(logits), [one.temperature for one in writing], draws)
+        chosen = log_softmax(logits).gather(-1, tokens[:, None])[:, 0].double().cpu()
+        for one, token, logprob in zip(writing, tokens.tolist(), chosen.tolist(), strict=True):
+            one.ids.append(token)
+            one.logprobs.append(logprob)
 
     def _forward(self, rows: list[int], parts: Items[np.ndarray]) -> Tensor:
         """Read one part of every row (it may be empty) and count it in."""
@@ -112,30 +171,44 @@ class Generator:
         # torch counts the in-place changes of a tensor: an optimizer step and a copied-in weight both show
         weights = [(id(parameter), parameter._version) for parameter in self.model.parameters()]
         if weights != self._weights:
-            self._memory, self._known, self._weights = KeyValues(), [], weights
+            assert not self._going, "a weight changed while a response was under way"
+            self._memory, self._known, self._owners, self._weights = KeyValues(), [], [], weights
 
-    def _places_for(self, contexts: list[np.ndarray]) -> list[int]:
+    def _places_for(self, contexts: list[np.ndarray], owners: list[Hashable]) -> list[int]:
         """A row of the memory for each prompt: the one that has read most of it, so that a rollout finds its own.
 
+        A row that belongs to another owner is left alone: its rollout will come back, and would have to read all again.
         The last token of a prompt is read in any case: the logits after it are wanted.
         """
         shared = shared_prefixes(self._known, [context[:-1] for context in contexts])
         rows: dict[int, int] = {}
-        taken: set[int] = set()
+        taken = {one.row for one in self._going}
         for pair in np.argsort(-shared, axis=None, kind="stable").tolist():
             place, row = divmod(pair, len(self._known))
-            if place not in rows and row not in taken:
+            ours = owners[place] is None or self._owners[row] in (None, owners[place])
+            if place not in rows and row not in taken and ours:
                 rows[place] = row
                 taken.add(row)
                 self._memory.lengths[row] = int(shared[place, row])
                 self._known[row] = self._known[row][: shared[place, row]]
-            if len(rows) == min(shared.shape):
+            if len(rows) == len(contexts):
                 break
         for place in range(len(contexts)):
             if place not in rows:
                 rows[place] = len(self._known)
                 self._known.append(np.empty(0, dtype=np.int64))
+                self._owners.append(None)
+            self._owners[rows[place]] = owners[place]
         return [rows[place] for place in range(len(contexts))]
+
+
+def _new(
+    key: Hashable, prompt: Items[int], temperature: float, max_tokens: int, seed: int, *, owner: Hashable
+) -> _UnderWay:
+    context = np.asarray(prompt, dtype=np.int64)
+    if not len(context):
+        raise InputError("a prompt has no token; a response needs at least one token before it")
+    return _UnderWay(key, context, temperature, np.random.Generator(np.random.Philox(seed)).random(max_tokens), owner)
 
 
 def shared_prefixes(known: Items[np.ndarray], contexts: Items[np.ndarray]) -> np.ndarray:
@@ -152,10 +225,16 @@ def shared_prefixes(known: Items[np.ndarray], contexts: Items[np.ndarray]) -> np
     return shared
 
 
-def _choose(logits: Tensor, temperature: float, draws: np.ndarray) -> Tensor:
+def _choose(logits: Tensor, temperatures: Items[float], draws: np.ndarray) -> Tensor:
     """Invert the distribution function at one uniform draw per row, so that a row's tokens depend on its seed alone."""
-    if temperature == 0:
+    if not any(temperatures):
         return logits.argmax(-1)
-    weights = torch.softmax(at_least_float32(logits).double() / temperature, dim=-1).cumsum(-1)
+    # where one row alone has the temperature 0, the others' draws must not change: it is divided by 1 and overruled
+    divisors = torch.tensor([one or 1.0 for one in temperatures], dtype=torch.float64, device=logits.device)
+    weights = torch.softmax(at_least_float32(logits).double() / divisors[:, None], dim=-1).cumsum(-1)
     points = torch.from_numpy(draws).to(weights.device)[:, None] * weights[:, -1:]
-    return torch.searchsorted(weights, points, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    tokens = torch.searchsorted(weights, points, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    if all(temperatures):
+        return tokens
+    greedy = torch.tensor([not one for one in temperatures], device=logits.device)
+    return torch.where(greedy, logits.argmax(-1), tokens)

@@ -1,6 +1,6 @@
 """What a policy can do: respond to prompts and score tokens. Students and teachers are policies."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -39,6 +39,26 @@ class Policy(Protocol):
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[np.ndarray]]:
         """Log probabilities of the tokens start … end - 1 of each span of each sequence, each sequence read once."""
+        ...
+
+
+class Batching(Protocol):
+    """A model that answers many at once, each as soon as it can: nobody waits for the longest answer.
+
+    Weights change only while nothing is pending.
+    """
+
+    def add(self, key: Hashable, prompt: Sequence[int], *, temperature: float, max_tokens: int, seed: int) -> None:
+        """Begin a response. One response at a time under a key; the next one under it usually continues it."""
+        ...
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        """Go on for about the time of one token; the responses that ended, by their keys."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Responses that were added and that no step has returned."""
         ...
 
 

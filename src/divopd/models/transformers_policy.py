@@ -6,7 +6,7 @@ runs in chunks, so memory grows neither with prompt length × vocabulary nor wit
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from itertools import islice
 from pathlib import Path
@@ -137,6 +137,7 @@ class TransformersPolicy:
 
     def fill_weights(self, weights: Mapping[str, Tensor], *, source: str) -> None:
         """Take the weights of a published version; those of another model raise a CheckpointError."""
+        assert not self.pending, "new weights while responses are under way: step until they are there"
         fill_weights(self.model, weights, source=source)
 
     def checkpoint_activations(self) -> None:
@@ -188,6 +189,20 @@ class TransformersPolicy:
         for prompt in prompts:
             self.refuse_foreign_ids(np.asarray(prompt, dtype=np.int64))
         return self._generator.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
+
+    def add(self, key: Hashable, prompt: Items[int], *, temperature: float, max_tokens: int, seed: int) -> None:
+        """Begin a response, which a later step returns under this key; what is asked under it again goes on with it."""
+        self.refuse_foreign_ids(np.asarray(prompt, dtype=np.int64))
+        self._generator.add(key, prompt, temperature=temperature, max_tokens=max_tokens, seed=seed)
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        """Write one token of every response under way; those that ended with it, by their keys."""
+        return self._generator.step()
+
+    @property
+    def pending(self) -> int:
+        """Responses that were added and that no step has returned."""
+        return self._generator.pending
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)

@@ -5,8 +5,9 @@ distribution come out, whatever the sampling temperature is.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,8 @@ class VllmPolicy:
             max_model_len=min(context + 1, longest),
             kv_cache_memory_bytes=facts.cache_bytes((sequences + 1) * (context + 1), width_bytes=WIDTH_BYTES[dtype]),
         )
+        self._keys: dict[str, Hashable] = {}  # of the responses that `add` has asked for, by vLLM's name of the request
+        self._numbers = count()
         self._vocabulary, self._shapes = Vocabulary(self.tokenizer, rows=facts.vocabulary), tensor_shapes(folder)
         never = sorted(id_ for id_ in {*forbidden, *self._vocabulary.unknown} if id_ < facts.vocabulary)
         self._bias = dict.fromkeys(never[:FORBIDDEN_AT_MOST], float("-inf")) or None
@@ -76,10 +79,27 @@ class VllmPolicy:
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
         """One response per prompt, sampled with its own seed; temperature 0 takes the likeliest token."""
-        wish = {"temperature": temperature, "max_tokens": max_tokens, "logprobs": 0, "logit_bias": self._bias}
-        wishes = [wish | {"seed": int(seed)} for seed in seeds]
-        made = [output.outputs[0] for output in self._generate(prompts, wishes)]
-        return [Response(list(one.token_ids), _values(one.token_ids, one.logprobs)) for one in made]
+        wishes = [self._sampling(temperature=temperature, max_tokens=max_tokens, seed=seed) for seed in seeds]
+        return [_response(output) for output in self._generate(prompts, wishes)]
+
+    def add(self, key: Hashable, prompt: Sequence[int], *, temperature: float, max_tokens: int, seed: int) -> None:
+        """Begin a response, which a later step returns under this key."""
+        ids = np.asarray(prompt, dtype=np.int64)
+        self._vocabulary.refuse_foreign(ids)
+        name = f"added-{next(self._numbers)}"
+        wish = self._sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        self._engine.llm_engine.add_request(name, {"prompt_token_ids": ids.tolist()}, wish)
+        self._keys[name] = key
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        """Write one token of every response under way, or read prompts; those that ended with it, by their keys."""
+        ended = [output for output in self._engine.llm_engine.step() if output.finished] if self._keys else []
+        return [(self._keys.pop(output.request_id), _response(output)) for output in ended]
+
+    @property
+    def pending(self) -> int:
+        """Responses that were added and that no step has returned."""
+        return len(self._keys)
 
     def score(
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
@@ -102,22 +122,35 @@ class VllmPolicy:
 
     def _prompt_logprobs(self, prompts: list[np.ndarray]) -> list[np.ndarray]:
         """The log probability of every token but the first, which has none."""
-        wish = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0}
+        from vllm import SamplingParams
+
+        wish = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = self._generate(prompts, [wish] * len(prompts))
         return [
             np.concatenate([[np.nan], _values(ids[1:], output.prompt_logprobs[1:])])
             for ids, output in zip(prompts, outputs, strict=True)
         ]
 
-    def _generate(self, prompts: Sequence[Sequence[int] | np.ndarray], wishes: Sequence[dict[str, Any]]) -> list[Any]:
+    def _sampling(self, *, temperature: float, max_tokens: int, seed: int) -> Any:
         from vllm import SamplingParams
 
+        return SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=int(seed),
+            logprobs=0,
+            logit_bias=self._bias,
+            detokenize=False,
+        )
+
+    def _generate(self, prompts: Sequence[Sequence[int] | np.ndarray], wishes: Sequence[Any]) -> list[Any]:
+        assert not self.pending, "responses that were added are under way: step until they are there"
         arrays = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         for ids in arrays:
             self._vocabulary.refuse_foreign(ids)
         return self._engine.generate(
             [{"prompt_token_ids": ids.tolist()} for ids in arrays],
-            [SamplingParams(**wish, detokenize=False) for wish in wishes],
+            list(wishes),
             use_tqdm=False,
         )
 
@@ -154,6 +187,11 @@ def _process_head(model: Any) -> None:
     It leaves a tied head out, because no file has it: on a CPU that goes on with its packed copy of the old weights.
     """
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+def _response(output: Any) -> Response:
+    made = output.outputs[0]
+    return Response(list(made.token_ids), _values(made.token_ids, made.logprobs))
 
 
 def _values(ids: Sequence[int] | np.ndarray, records: Sequence[Any]) -> np.ndarray:

@@ -6,7 +6,7 @@ the run after teacher.away_limit_s; until then an explorer waits.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -15,19 +15,17 @@ from divopd.store import Answer, Question, Questions
 from divopd.teacher import first_fitting
 
 LOOK_S = 0.02  # between two looks for answers
+PAUSE_S = 0.001  # of a step that finds none, so that whoever has nothing else to do does not spin
 
 
 class AskedTeachers:
     """Who teaches which task, by the same patterns as in the teachers' processes.
 
-    `asker` is the explorer's name: what an earlier life of it has asked is forgotten. `wait` is called between two
-    looks for answers and may raise, when the run is over.
+    `asker` is the explorer's name: what an earlier life of it has asked is forgotten.
     """
 
-    def __init__(
-        self, store: Questions, *, asker: str, patterns: Iterable[str], wait: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._store, self._asker, self._wait = store, asker, wait
+    def __init__(self, store: Questions, *, asker: str, patterns: Iterable[str]) -> None:
+        self._store, self._asker = store, asker
         self._patterns = {pattern: pattern for pattern in patterns}
         self._teachers: dict[str | None, AskedTeacher] = {}
         store.forget_asker(asker)
@@ -36,33 +34,44 @@ class AskedTeachers:
         """The teacher of a task: the same object for all tasks that the same teacher has."""
         pattern = first_fitting(task, self._patterns, default=None)
         if pattern not in self._teachers:
-            self._teachers[pattern] = AskedTeacher(self._store, asker=self._asker, task=task, wait=self._wait)
+            self._teachers[pattern] = AskedTeacher(self._store, asker=self._asker, task=task)
         return self._teachers[pattern]
+
+    def forget(self) -> None:
+        """Nobody wants to hear the answers any more."""
+        self._store.forget_asker(self._asker)
 
 
 class AskedTeacher:
-    """One teacher, asked by the store. It responds, as a policy does; it does not score."""
+    """One teacher, asked by the store. Nobody waits for it: a response comes out of the first step after it came."""
 
-    def __init__(self, store: Questions, *, asker: str, task: str, wait: Callable[[float], None]) -> None:
-        self._store, self._asker, self._task, self._wait = store, asker, task, wait
+    def __init__(self, store: Questions, *, asker: str, task: str) -> None:
+        self._store, self._asker, self._task = store, asker, task
+        self._keys: dict[int, Hashable] = {}  # of the questions that wait
+        self._looked = 0.0
 
-    def respond(
-        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
-    ) -> list[Response]:
-        """One response per prompt, when all of them are there."""
-        asked = [self._question(p, temperature, max_tokens, s) for p, s in zip(prompts, seeds, strict=True)]
-        numbers = [question.number for question in asked]
-        self._store.ask(self._asker, asked)
-        try:
-            while len(answers := self._store.answers(numbers)) < len(numbers):
-                self._wait(LOOK_S)
-        finally:
-            self._store.forget_questions(numbers)
-        return [_response(answers[number]) for number in numbers]
+    def add(self, key: Hashable, prompt: Sequence[int], *, temperature: float, max_tokens: int, seed: int) -> None:
+        """Ask for a response, which a later step returns under this key."""
+        number = secrets.randbits(62)  # that nobody else has, and that no late answer to something else can meet
+        self._keys[number] = key
+        asked = Question(number, self._task, [int(i) for i in prompt], temperature, max_tokens, int(seed))
+        self._store.ask(self._asker, [asked])
 
-    def _question(self, prompt: Sequence[int], temperature: float, max_tokens: int, seed: int) -> Question:
-        # a number that nobody else has, and that no late answer to something else can meet
-        return Question(secrets.randbits(62), self._task, [int(i) for i in prompt], temperature, max_tokens, int(seed))
+    def step(self) -> list[tuple[Hashable, Response]]:
+        """The responses that are there now, by their keys; it looks for them every few milliseconds only."""
+        if not self._keys or time.monotonic() - self._looked < LOOK_S:
+            time.sleep(PAUSE_S)
+            return []
+        self._looked = time.monotonic()
+        answers = self._store.answers(self._keys)
+        if answers:
+            self._store.forget_questions(answers)
+        return [(self._keys.pop(number), _response(answer)) for number, answer in answers.items()]
+
+    @property
+    def pending(self) -> int:
+        """Responses that were asked for and that no step has returned."""
+        return len(self._keys)
 
 
 def _response(answer: Answer) -> Response:

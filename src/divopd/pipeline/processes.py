@@ -66,7 +66,7 @@ def _end_of(log: Path, most: int) -> bytes:
 
 
 class LiveRun:
-    """Starts the roles of a run as processes, keeps them running, and ends when learner and evaluator are done."""
+    """Starts the roles of a run as processes, keeps them running, and ends when all is learnt and evaluated."""
 
     def __init__(self, config: Config, folder: Path, *, observer: Observer, wishes: Wishes) -> None:
         self.config, self.folder, self.observer, self.wishes = config, RunFolder(folder), observer, wishes
@@ -74,7 +74,9 @@ class LiveRun:
         self.learners = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
         explorers = [f"explorer-{number}" for number in range(config.explorer.processes)]
         teachers = ["teacher", *(f"teacher-{number}" for number in range(1, config.teacher.count))]
-        self.names = [*self.learners, *teachers, "evaluator", *explorers]
+        evaluators = ["evaluator"] if config.evaluation.share is None else []
+        self.names = [*self.learners, *teachers, *evaluators, *explorers]
+        self.lasting = [*self.learners, *(evaluators or explorers)]  # who end by themselves, when their work is done
         self.workers: dict[str, Worker] = {}
         self.deaths: Counter[str] = Counter()  # since the last update or evaluation
 
@@ -126,21 +128,20 @@ class LiveRun:
             self.workers[name] = self.start(name)
 
     def _over(self) -> bool:
-        """Restart what died; True when the learner and the evaluator have ended well."""
-        lasting = [*self.learners, "evaluator"]
+        """Restart what died; True when the learner and whoever evaluates have ended well."""
         codes = {name: self.workers[name].poll() for name in self.names}  # once: who ends meanwhile has not died
-        ended = {name for name in lasting if codes[name] == 0}
+        ended = {name for name in self.lasting if codes[name] == 0}
         for name, code in codes.items():
             if name in ended:
                 continue
-            if "learner" in ended and name not in lasting:
+            if name not in self.lasting and "learner" in ended and "evaluator" in self.names:
                 self.workers[name].terminate()  # nobody trains on what it makes: the evaluator has the machine
             elif code == REFUSED:
                 raise DivopdError(f"the {name} cannot go on; {self._last_words(name)}")
             elif code is not None:
                 self._restart(name, code)
                 return False  # ranks are started together: their codes are of before
-        return len(ended) == len(lasting)
+        return len(ended) == len(self.lasting)
 
     def _restart(self, name: str, code: int) -> None:
         self.deaths[name] += 1

@@ -10,22 +10,19 @@ stops a role after the turn, the rollout or the update that it is at.
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
-from divopd.errors import AlignmentError, CheckpointError, EnvironmentFailure, InputError, TeacherAwayError
+from divopd.errors import AlignmentError, EnvironmentFailure, InputError, TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
-from divopd.explorer import Start, rows_of
 from divopd.first_evaluation import evaluate_version
-from divopd.models.engine import Interruptible, StudentEngine
+from divopd.models.engine import Interruptible
 from divopd.pipeline.access import Access, WeightsFolder
-from divopd.pipeline.asked_teachers import AskedTeachers
-from divopd.pipeline.broken import note_broken
+from divopd.pipeline.exploring import explore
 from divopd.pipeline.live import learn
 from divopd.pipeline.models import check_models, load_actor, load_teachers
 from divopd.pipeline.processes import REFUSED, kind_of
-from divopd.pipeline.rollouts import TrainingRollouts, has_room
 from divopd.pipeline.teaching import teach
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.wishes import Stopped
@@ -36,76 +33,11 @@ from divopd.run.stored_config import load_run_config
 from divopd.store import Store
 
 
-def explore(access: Access) -> None:
-    """Play rollouts with the newest weights, as many at once as the config says; each is stored when it ends.
-
-    A rollout keeps the weights that it began with. So when newer ones are there, no rollout is begun until those in
-    flight have ended; as long as there are none, the next one begins wherever one has ended.
-    """
-    student, teachers = load_actor(access.config), None
-    vocabularies = Vocabularies(access.config)
-    rollouts = TrainingRollouts(
-        access.config, vocabularies.student_codec(), teacher_reader=vocabularies.teacher_reader()
-    )
-    if rollouts.method.recovers:
-        teachers = AskedTeachers(
-            access.store,
-            asker=f"explorer-{access.rank}",
-            patterns=access.config.teacher.by_task,
-            wait=access.wait,
-        )
-    version, ended = -1, 0
-    while True:
-        version = _follow(access, student, version)
-        while not _has_room(access):
-            access.doing("explorer", "pausing: enough turns wait (explorer.max_backlog)")
-            access.wait()
-        access.doing("explorer", f"playing rollouts with version {version}", ended)
-        starts = _starts(access, rollouts, version)
-        playing = rollouts.play_each(
-            starts, version=version, student=student, teachers=teachers, heartbeat=access.check
-        )
-        for played in playing:
-            ended += 1
-            access.doing("explorer", f"playing rollouts with version {version}", ended)
-            rows = rows_of(played, name=f"r{played.start.number:06d}", version=version)
-            if played.failure is not None:
-                note_broken(access.store, played)
-            if rows is not None:
-                access.store.offer(rows, generated_tokens=played.generated_tokens)
-
-
-def _starts(access: Access, rollouts: TrainingRollouts, version: int) -> Iterator[Start]:
-    """What to play with these weights: an end comes with newer ones, or when too many turns wait."""
-    while access.newest_version() == version and _has_room(access):
-        rollouts.hear(lambda last: access.store.outcomes(after=last))
-        [number] = access.store.reserve(1)
-        yield rollouts.start(number, version=version)
-
-
-def _has_room(access: Access) -> bool:
-    bound = access.config.explorer.max_backlog
-    return bound is None or has_room(access.store.backlog(), bound)
-
-
-def _follow(access: Access, student: StudentEngine, version: int) -> int:
-    """Load the newest weights if they are newer; waits for the first ones."""
-    while True:
-        newest = access.newest_version()
-        if newest is not None and newest <= version:
-            return version
-        try:
-            if newest is not None:
-                access.weights.load(newest, student)
-                return newest
-        except CheckpointError:  # replaced by a newer version while it was read
-            pass
-        access.doing("explorer", "waiting for weights")
-        access.wait()
-
-
 def evaluate(access: Access) -> None:
-    """Evaluate every version that is due, as soon as it is published; ends after the last one."""
+    """The evaluator of a run whose evaluations have an engine of their own (evaluation.share: null).
+
+    Evaluates every version that is due, as soon as it is published; ends after the last one.
+    """
     os.nice(15)  # where cores are few, learner and explorers come first
     student = load_actor(access.config)
     vocabularies = Vocabularies(access.config)

@@ -14,7 +14,6 @@ from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
-from divopd.pipeline.asked_teachers import AskedTeachers
 from divopd.pipeline.broken import BrokenRollouts, Events, retelling
 from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
@@ -119,13 +118,19 @@ class TrainingRollouts:
         foreign = find_entry(part.name).in_workers  # experts of native environments look inside them
         return self._open_pool(1, workers=part.workers if foreign else 0)
 
+    def acting(self, version: int) -> Acting:
+        """How rollouts are played that begin with this policy version."""
+        recovery = Recovery(**self.config.recovery.model_dump())
+        helped = self.method.recovers and recovery.begun(version)
+        return replace(self._acting, recovery=recovery if helped else None)
+
     def play_each(
         self,
         starts: Iterable[Start],
         *,
         version: int,
         student: Policy,
-        teachers: Teachers | AskedTeachers | None,
+        teachers: Teachers | None,
         heartbeat: Callable[[], None] = lambda: None,
         broken: Events | None = None,
     ) -> Iterator[Played]:
@@ -138,11 +143,9 @@ class TrainingRollouts:
         if broken:
             starts = list(starts)
             environments, retold = retelling(environments, starts, broken), frozenset(broken)
-        recovery = Recovery(**self.config.recovery.model_dump())
-        helped = self.method.recovers and recovery.begun(version)
         rollouts = play_each(
             starts,
-            replace(self._acting, recovery=recovery if helped else None),
+            self.acting(version),
             student=student,
             teacher_of=cast(Callable[[str], Policy], teachers.of) if teachers else None,  # nobody scores here
             environments=environments,

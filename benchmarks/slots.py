@@ -1,0 +1,308 @@
+"""How much of an explorer's places do useful work: the product's explorer against one that plays in lock-step.
+
+In virtual time: 16 rollouts in flight, 6 ms a token for all responses together, responses of 40 to 400 tokens, rollouts
+of 5 to 30 turns, an environment that takes 50 to 150 ms an action (ALFWorld's own package does 9 to 17 a second), new
+weights every 30 s and half a second to load them. A place is useful while a response is written for it or its
+environment acts. Both sides meet the same lengths. The explorer is the product's own class with an engine and
+environments that pass virtual time; in lock-step all places wait for the longest response, environments act one after
+the other, and when weights are new no rollout begins until all have ended.
+
+In real time, with a model of the embedded size: rollouts a second of both with a slow environment (0.2 s an action, in
+worker processes) and rollouts a processor second with a fast one.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from divopd.environments import Observation
+from divopd.environments.environment import Environment, Method
+from divopd.environments.pool import Answer, EnvironmentPool, InlinePool, environments_in, open_pool
+from divopd.explorer import Acting, Played, Start, play_each
+from divopd.models.policy import Response
+from divopd.models.tiny import build_model, build_tokenizer
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.pipeline.exploring import Explorer
+from divopd.player import Player
+from divopd.prompts import Codec, style_for
+
+PLACES = 16
+TOKEN_S, LOAD_S, UPDATE_S = 0.006, 0.5, 30.0
+RESPONSE, TURNS, ACTION_S = (40, 400), (5, 30), (0.05, 0.15)
+SLOW_ACTION_S = 0.2
+WORDS = "go to the next room and look around"
+ROOM = """
+import time
+from divopd.environments import Observation
+
+class Room:
+    @staticmethod
+    def tasks(split):
+        return ["room"]
+    def reset(self, task):
+        return Observation("the next room")
+    def step(self, action):
+        time.sleep({seconds})
+        return Observation("look around the next room")
+"""
+
+
+class Sizes(NamedTuple):
+    seconds: float  # of virtual time
+    slow_rollouts: int
+    fast_rollouts: int
+    turns: int  # of a rollout in real time
+    rounds: int
+
+
+FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, rounds=3)
+QUICK = Sizes(seconds=40.0, slow_rollouts=2, fast_rollouts=2, turns=2, rounds=1)
+
+
+def run(sizes: Sizes) -> dict:
+    torch.set_num_threads(1)
+    shares = {"lock-step": lock_step_share(sizes.seconds)}
+    shares |= {versions: explorer_share(sizes.seconds, versions) for versions in ("rollout", "turn")}
+    return {
+        "bench": "slots",
+        "ratio": shares["turn"] / shares["lock-step"],
+        "unit": "useful share",
+        "ours": shares["turn"],
+        "reference": shares["lock-step"],
+        "detail": {"useful_share": shares, "rollouts_per_second": real_time(sizes)},
+    }
+
+
+def look() -> Acting:
+    style = style_for("corridor", answer="terse", actions="unlisted")
+    return Acting(style, Codec(build_tokenizer([WORDS, WORDS])), temperature=1.0, max_response_tokens=8, seed=0)
+
+
+# ── virtual time ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Clock:
+    """Virtual seconds, and the seconds in which places were useful."""
+
+    now: float = 0.0
+    useful: float = 0.0
+
+    @property
+    def version(self) -> int:
+        return int(self.now / UPDATE_S)
+
+    def share(self) -> float:
+        return self.useful / (PLACES * self.now)
+
+
+def tokens_of(seed: int) -> int:
+    return random.Random(f"tokens {seed}").randint(*RESPONSE)
+
+
+def start_of(number: int) -> Start:
+    return Start(number, "room", random.Random(f"turns {number}").randint(*TURNS))
+
+
+class VirtualEngine:
+    """Writes a token of every response under way in the same time, however many they are."""
+
+    def __init__(self, clock: Clock, ids: list[int]) -> None:
+        self._clock, self._left = clock, dict[Hashable, int]()
+        self._response = Response(ids, np.zeros(len(ids)))
+
+    def add(self, key: Hashable, prompt: Sequence[int], *, temperature: float, max_tokens: int, seed: int) -> None:
+        del prompt, temperature, max_tokens
+        self._left[key] = tokens_of(seed)
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        self._clock.now += TOKEN_S
+        self._clock.useful += TOKEN_S * len(self._left)
+        self._left = {key: left - 1 for key, left in self._left.items()}
+        over = [key for key, left in self._left.items() if not left]
+        return [(key, self._response) for key in over if not self._left.pop(key)]
+
+    @property
+    def pending(self) -> int:
+        return len(self._left)
+
+
+class VirtualPool:
+    """Environments that act side by side."""
+
+    size = PLACES
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._due = clock, dict[int, float]()
+        self._random = random.Random("actions")
+
+    def submit(self, place: int, method: Method, argument: str | None = None) -> None:
+        del method, argument
+        seconds = self._random.uniform(*ACTION_S)
+        self._clock.useful += seconds
+        self._due[place] = self._clock.now + seconds
+
+    def collect(self, *, timeout_s: float = 0.0) -> list[Answer]:
+        if timeout_s and self._due:
+            self._clock.now = max(self._clock.now, min(*self._due.values(), self._clock.now + timeout_s))
+        there = [place for place, due in self._due.items() if due <= self._clock.now]
+        for place in there:
+            del self._due[place]
+        return [Answer(place, Observation("the next room")) for place in there]
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualOrders:
+    """Rollouts without end, and new weights by the clock."""
+
+    def __init__(self, clock: Clock, acting: Acting) -> None:
+        self._clock, self._acting, self._numbers = clock, acting, count()
+
+    def wanted(self) -> int:
+        return self._clock.version
+
+    def load(self, version: int) -> None:
+        del version
+        self._clock.now += LOAD_S
+
+    def next(self, version: int) -> tuple[Start, Acting]:
+        del version
+        return start_of(next(self._numbers)), self._acting
+
+    def over(self, played: Played) -> None:
+        pass
+
+
+def explorer_share(seconds: float, versions: Literal["rollout", "turn"]) -> float:
+    clock, acting = Clock(), look()
+    engine = VirtualEngine(clock, acting.codec.response_ids("go"))
+    explorer = Explorer(Player(VirtualPool(clock), engine, version=0), VirtualOrders(clock, acting), versions=versions)
+    while clock.now < seconds:
+        explorer.step()
+    return clock.share()
+
+
+class LockStepEngine:
+    """Everybody waits for the longest response."""
+
+    def __init__(self, clock: Clock, ids: list[int]) -> None:
+        self._clock, self._response = clock, Response(ids, np.zeros(len(ids)))
+
+    def respond(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+    ) -> list[Response]:
+        del temperature, max_tokens
+        lengths = [tokens_of(seed) for seed in seeds]
+        self._clock.now += TOKEN_S * max(lengths)
+        self._clock.useful += TOKEN_S * sum(lengths)
+        return [self._response for _ in prompts]
+
+    def score(self, sequences: object, spans: object) -> list[list[np.ndarray]]:
+        raise AssertionError("a student that only plays needs no scores")
+
+
+class LockStepRoom:
+    """Environments act one after the other."""
+
+    def __init__(self, clock: Clock, actions: random.Random) -> None:
+        self._clock, self._random = clock, actions
+
+    def reset(self, task: str) -> Observation:
+        return self.step(task)
+
+    def step(self, action: str) -> Observation:
+        del action
+        seconds = self._random.uniform(*ACTION_S)
+        self._clock.now += seconds
+        self._clock.useful += seconds
+        return Observation("the next room")
+
+
+def lock_step_share(seconds: float) -> float:
+    clock, acting, numbers = Clock(), look(), count()
+    engine = LockStepEngine(clock, acting.codec.response_ids("go"))
+    actions = random.Random("actions")
+    rooms = [LockStepRoom(clock, actions) for _ in range(PLACES)]
+
+    def starts() -> Iterator[Start]:
+        version = clock.version
+        while clock.version == version and clock.now < seconds:
+            yield start_of(next(numbers))
+
+    while clock.now < seconds:
+        clock.now += LOAD_S
+        for _ in play_each(starts(), acting, student=engine, environments=rooms):
+            pass
+    return clock.share()
+
+
+# ── real time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
+    """Rollouts a second of both ways, the medians of a few rounds, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "room.py"
+        file.write_text(ROOM.format(seconds=SLOW_ACTION_S), encoding="utf-8")
+        pool = open_pool(f"{file}:Room", {}, size=PLACES)
+        try:
+            slow = _compare(pool, environments_in(pool), sizes.slow_rollouts, sizes, time.perf_counter)
+        finally:
+            pool.close()
+    rooms = [FastRoom() for _ in range(PLACES)]
+    fast = _compare(InlinePool(rooms), rooms, sizes.fast_rollouts, sizes, time.process_time)
+    return {"slow environment": slow, "fast environment, by processor second": fast}
+
+
+class FastRoom:
+    """Answers at once."""
+
+    def reset(self, task: str) -> Observation:
+        return Observation(f"the next {task}")
+
+    def step(self, action: str) -> Observation:
+        return Observation(f"look around the next room and {action}")
+
+
+def _compare(
+    pool: EnvironmentPool, environments: Sequence[Environment], rollouts: int, sizes: Sizes, clock: Callable[[], float]
+) -> dict[str, float]:
+    acting = look()
+    student = TransformersPolicy(build_model(build_tokenizer([WORDS, WORDS]), seed=0))
+    seconds: dict[str, list[float]] = {"lock-step": [], "ours": []}
+
+    def starts() -> Iterator[Start]:  # without end, so that nobody waits for the last rollout
+        return (Start(number, "room", 1 + sizes.turns * (number % 4 + 1) // 4) for number in count())
+
+    for _ in range(sizes.rounds):
+        began = clock()
+        playing = play_each(starts(), acting, student=student, environments=environments)
+        for _ in islice(playing, rollouts):
+            pass
+        seconds["lock-step"].append(clock() - began)
+        began = clock()
+        player = Player(pool, student)
+        _play_apart(starts(), acting, player, rollouts=rollouts)
+        seconds["ours"].append(clock() - began)
+        while player.in_flight:  # before the places are used again
+            player.step()
+    rates = {name: rollouts / float(np.median(values)) for name, values in seconds.items()}
+    return rates | {"ratio": rates["ours"] / rates["lock-step"]}
+
+
+def _play_apart(starts: Iterator[Start], acting: Acting, player: Player, *, rollouts: int) -> None:
+    ended = 0
+    while ended < rollouts:
+        while player.free:
+            player.begin(next(starts), acting)
+        ended += len(player.step())
