@@ -111,7 +111,7 @@ def test_a_teacher_that_only_lies_ends_a_run_with_a_sentence(
 
 
 class HostileTeacher:
-    """Spoils what a server says: it lies about every fifth prompt, and of 40 other answers one drips, one breaks off."""
+    """Spoils what a server says: it lies about every fifth prompt; of 40 answers one drips, one breaks off."""
 
     def __init__(self) -> None:
         self.began, self.deeds, self._count, self._lock = False, Counter[str](), 0, Lock()
@@ -184,7 +184,7 @@ def test_a_live_run_survives_a_hostile_world(
     absences = [event["error"] for event in events(run, "teacher_away")]
     for words in ("refused", "no whole answer in 2 s", "broke off"):
         assert any(words in error for error in absences), absences
-    assert len(events(run, "teacher_back")) == len(absences)
+    assert len(events(run, "teacher_back")) >= len(absences) - 1  # the last one may outlast the run
     assert hostile.deeds.keys() >= {"drip", "cut", "lie"}
     assert set(children()) <= before
     left = list[int]()
