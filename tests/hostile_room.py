@@ -156,3 +156,19 @@ class OnceRoom(LeavingRoom):
             note.touch()
             return self._do("vanish")
         return Observation(f"You hear {len(action)} letters.", done=len(action) % 3 == 0)
+
+
+class WorldRoom(MixedRoom):
+    """As MixedRoom, with one task of each harm; and every process of it has left a child behind, noted in a file."""
+
+    HARMFUL = ("hang", "leave", "vanish", "crash", "at once flood")
+
+    @staticmethod
+    def tasks(split: str) -> list[str]:
+        fine = [f"{split}/{number}" for number in range(10)]
+        return [*WorldRoom.HARMFUL, *fine] if split == "train" else fine[:2]
+
+    def __init__(self) -> None:
+        child = subprocess.Popen(["sleep", "3600"])
+        with open(os.environ["HOSTILE_PIDS"], "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {child.pid} ")

@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,7 +17,8 @@ class TeacherServer:
     """Serves a policy as the model `teacher`. It can be stopped and started again at the same address.
 
     `change` alters the choice of every completion before it is sent; `status` answers all of them with an error. Those
-    completions whose numbers are in `cut` break off in the middle.
+    completions whose numbers are in `cut` break off in the middle. `spoil` gets the body of every request and the whole
+    answer, with its headers, and may return other bytes to send, part by part, in its place.
     """
 
     def __init__(self, policy: TransformersPolicy) -> None:
@@ -24,6 +27,7 @@ class TeacherServer:
         self.status = 200
         self.delay_s = 0.0
         self.cut: set[int] = set()
+        self.spoil: Callable[[dict[str, Any], bytes], Iterable[bytes] | None] = lambda body, answer: None
         self.requests: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
@@ -50,14 +54,15 @@ class TeacherServer:
             self._server.server_close()
             self._server = None
 
-    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One choice, with the log probabilities that were asked for."""
+    def complete(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """One choice, with the log probabilities that were asked for, and the number of the request."""
         ids = body["prompt"]
         choice: dict[str, Any] = {"index": 0, "text": "…", "logprobs": None, "prompt_logprobs": None}
         if body.get("return_token_ids"):
             choice["prompt_token_ids"] = ids
         with self._lock:
             self.requests.append(body)
+            number = len(self.requests)
             if body.get("prompt_logprobs") is not None:
                 [[values]] = self.policy.score([ids], [[(1, len(ids))]])
                 said = [{str(i): {"logprob": v, "rank": 1}} for i, v in zip(ids[1:], values.tolist(), strict=True)]
@@ -69,7 +74,7 @@ class TeacherServer:
             choice["token_ids"] = response.ids
         if body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": response.logprobs.tolist()}
-        return self.change(choice)
+        return self.change(choice), number
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -87,8 +92,16 @@ class _Handler(BaseHTTPRequestHandler):
         elif body["model"] != "teacher" or max(body["prompt"]) >= size:
             self._send(400, {"error": {"message": f"a token id is out of vocabulary {size}"}})
         else:
-            answer = {"object": "text_completion", "choices": [self.teacher.complete(body)]}
-            self._send(200, answer, cut=len(self.teacher.requests) in self.teacher.cut)
+            choice, number = self.teacher.complete(body)
+            answer = {"object": "text_completion", "choices": [choice]}
+            data = json.dumps(answer).encode()
+            whole = f"HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+            parts = self.teacher.spoil(body, whole)
+            if parts is None:
+                self._send(200, answer, cut=number in self.teacher.cut)
+            with suppress(OSError):  # the other side may hang up first
+                for part in parts or ():
+                    self.wfile.write(part)
 
     def _send(self, status: int, answer: dict[str, Any], *, cut: bool = False) -> None:
         data = json.dumps(answer).encode()

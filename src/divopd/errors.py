@@ -14,6 +14,7 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
+│   └── WrongAnswerError        a teacher's server answered something else than it was asked; it costs a rollout
 └── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if too many break off
     └── EnvironmentMistake      a user's class raised an error or returned what is no observation (also an InputError)
 
@@ -99,6 +100,13 @@ class TeacherAwayError(DivopdError):
 
 class AlignmentError(DivopdError):
     """Two models do not agree on tokens, lengths or vocabulary."""
+
+
+class WrongAnswerError(AlignmentError):
+    """A teacher's server gave a complete answer that is not what it was asked for.
+
+    It costs the rollout that it was asked about; the run goes on unless too many answers are wrong.
+    """
 
 
 class EnvironmentFailure(DivopdError):

@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import compress, groupby
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from divopd.errors import AlignmentError, TeacherAwayError
+from divopd.errors import AlignmentError, TeacherAwayError, WrongAnswerError
+from divopd.failures import FIRST, Failures
 from divopd.models.engine import Engine
 from divopd.models.policy import Policy, Response
 from divopd.prompts.vocabulary import Spelling, foreign_ids, named, spelled_out
@@ -27,12 +29,15 @@ T = TypeVar("T")
 class Teachers:
     """Who teaches which task: the first pattern that fits its name counts, then the default.
 
-    `foreign`: the student's ids that a teacher's tokenizer does not have, and how it reads their text.
+    `foreign`: the student's ids that a teacher's tokenizer does not have, and how it reads their text. A teacher whose
+    first answers are all wrong is borne for `first` rollouts.
     """
 
     default: Engine
     by_task: Mapping[str, Engine] = field(default_factory=dict)
     foreign: Spelling = field(default_factory=dict)
+    first: int = FIRST
+    _wrong: dict[int, Failures] = field(default_factory=dict, init=False, repr=False, compare=False)  # by engine's id
 
     def of(self, task: str) -> Engine:
         """The teacher of a task."""
@@ -47,10 +52,41 @@ class Teachers:
         return list(shares.values())
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Every rollout scored by its teacher, in order."""
-        shares = self.shares(rollouts)
-        scored = {r.id: r for teacher, share in shares for r in score_rollouts(teacher, share, foreign=self.foreign)}
+        """Every rollout scored by its teacher, in order; see score_share."""
+        scored = {r.id: r for teacher, share in self.shares(rollouts) for r in self.score_share(teacher, share)}
         return [scored[rollout.id] for rollout in rollouts]
+
+    def score_share(
+        self,
+        teacher: Engine,
+        share: Sequence[Rollout],
+        *,
+        ask: Callable[[Callable[[], list[Rollout]]], Sequence[Rollout]] = lambda score: score(),
+    ) -> Iterator[Rollout]:
+        """Rollouts of one teacher, scored; one about which its answer is wrong comes without scores, and says why.
+
+        If an answer to all of them is wrong, each is asked about alone: only those pay whose own answer is wrong.
+        An AlignmentError: more answers were wrong than a run bears (failures.py). `ask` may answer with nothing.
+        """
+        try:
+            scored = ask(partial(score_rollouts, teacher, share, foreign=self.foreign))
+        except WrongAnswerError as error:
+            if len(share) > 1:
+                for rollout in share:
+                    yield from self.score_share(teacher, [rollout], ask=ask)
+                return
+            scored = [_without_scores(share[0], str(error))]
+        for rollout in scored:
+            yield rollout
+            self._count(teacher, rollout)  # after it was kept: it may be one too many
+
+    def _count(self, teacher: Engine, rollout: Rollout) -> None:
+        wrong = self._wrong.setdefault(id(teacher), Failures(first=self.first))
+        if wrong.count(failed=rollout.wrong_answer is not None):
+            raise AlignmentError(
+                f"the answers about {wrong.failed} of the last {wrong.ended} rollouts of a teacher were wrong, the "
+                f"last one about {rollout.id}: {rollout.wrong_answer}; then go on with --resume"
+            )
 
     def retrying(
         self,
@@ -67,7 +103,7 @@ class Teachers:
             return Retrying(teacher, Absence(tells, ends, limit_s=limit_s), waits, sleep)
 
         others = {pattern: patient(other) for pattern, other in self.by_task.items()}
-        return Teachers(patient(self.default), others, self.foreign)
+        return Teachers(patient(self.default), others, self.foreign, self.first)
 
 
 def first_fitting(task: str, by_task: Mapping[str, T], *, default: T) -> T:
@@ -167,7 +203,7 @@ class Retrying:
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
         wish = {"temperature": temperature, "max_tokens": max_tokens, "seeds": seeds}
-        return self._until_there(lambda: self._engine.respond(prompts, **wish))
+        return self._until_there(lambda: respond_or_away(self._engine, prompts, **wish))
 
     def score(
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
@@ -180,10 +216,24 @@ class Retrying:
                 answer = ask()
                 self._absence.ended()
                 return answer
+            except WrongAnswerError:
+                self._absence.ended()
+                raise
             except TeacherAwayError as error:
                 self._absence.noticed(error)
             self._waits()
             self._sleep(RETRY_S)
+
+
+def respond_or_away(
+    teacher: Policy, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+) -> list[Response]:
+    """A teacher's responses in a student's place. One that answers something else is away: it is asked again, because
+    the rollout that waits for it cannot do without."""
+    try:
+        return teacher.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
+    except WrongAnswerError as error:
+        raise TeacherAwayError(f"{error}; it is asked again") from None
 
 
 def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout], *, foreign: Spelling | None = None) -> list[Rollout]:
@@ -200,6 +250,12 @@ def score_rollouts(teacher: Policy, rollouts: Sequence[Rollout], *, foreign: Spe
         with_valid_tokens(replace(rollout, turns=those, teacher_prompts=None))
         for rollout, those in zip(rollouts, turns, strict=True)
     ]
+
+
+def _without_scores(rollout: Rollout, reason: str) -> Rollout:
+    """A rollout of which nothing can be trained: what a teacher said of it is not kept, only why not."""
+    bare = tuple(replace(turn, teacher_logprobs=None, teacher_mask=None) for turn in rollout.turns)
+    return with_valid_tokens(replace(rollout, turns=bare, teacher_prompts=None, wrong_answer=reason))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ names file, line, field and value.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -90,12 +90,15 @@ class Rollout:
 
     Turns of the teacher go with them into the store, and never into the queue. `teacher_prompts`: what the teacher
     reads before each response, where that is not the student's prompt. They are dropped once it has scored.
+    `wrong_answer`: what was wrong with the teacher's answer about it; its turns have no scores then. It is no part of
+    the content.
     """
 
     id: str
     turns: tuple[Turn, ...]
     teacher_turns: tuple[TeacherTurn, ...] = ()
     teacher_prompts: tuple[Sequence[int], ...] | None = None
+    wrong_answer: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.turns:

@@ -14,6 +14,7 @@ from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord
 from divopd.store import (
+    WRONG_ANSWER,
     Account,
     Answer,
     Arrived,
@@ -120,7 +121,8 @@ class MemoryStore:
 
     def put(self, rollout: Rollout, *, available_at: int | None = None, generated_tokens: int = 0) -> bool:
         if rollout.id in self.rollout:
-            if self.rollout[rollout.id] != rollout:
+            known = self.rollout[rollout.id]
+            if known != rollout and known.wrong_answer is None and rollout.wrong_answer is None:
                 raise ConflictError(rollout.id)
             return False
         earliest = max([len(self.entries), *(turn.available_at for turn in self.arrivals[-1:])])
@@ -134,6 +136,9 @@ class MemoryStore:
         self.rollout[rollout.id] = rollout
         self.arrivals += [replace(turn, available_at=available_at) for turn in rollout.turns]
         self.fate |= {turn.key: Fate("queued") for turn in rollout.turns}
+        if rollout.wrong_answer is not None:
+            event = {"rollout": rollout.id, "task": rollout.task, "reason": rollout.wrong_answer}
+            self.note(WRONG_ANSWER, event | {"turns": len(rollout.turns), "update": self.updates})
         return True
 
     def teacher_turns(self, rollout: str) -> tuple[TeacherTurn, ...]:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("torch", reason="for want of the extra train")
 
-from divopd.errors import TeacherAwayError
+from divopd.errors import AlignmentError, TeacherAwayError, WrongAnswerError
+from divopd.failures import FIRST, WINDOW
 from divopd.models.policy import Response
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.asked_teachers import AskedTeachers
@@ -21,9 +22,10 @@ from divopd.pipeline.teaching import ASIDE_S, Teaching
 from divopd.pipeline.wishes import Stopped
 from divopd.report.page.health import health
 from divopd.run.folder import RunFolder
-from divopd.store import Answer, Question, Store, StoreViews
+from divopd.store import WRONG_ANSWER, Answer, Question, Store, StoreViews
 from divopd.teacher import RETRY_S, Teachers
 from divopd.turns import Rollout
+from divopd.validity import why_invalid
 from doubles.listener import Listener
 from small_runs import config
 from strategies import turn
@@ -169,6 +171,132 @@ def test_an_absence_that_lasts_too_long_ends_the_teacher(store: Store) -> None:
     time.sleep(RETRY_S)
     with pytest.raises(TeacherAwayError, match=r"it was away for 0.001 s \(teacher.away_limit_s\)"):
         teacher.score()
+
+
+# ── wrong answers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class LyingTeacher(ScriptedTeacher):
+    """Answers wrongly about sequences that end with a token of `lies`, alone or among others."""
+
+    lies: set[int] = field(default_factory=set)
+
+    def score(self, sequences: Sequence[Any], spans: Sequence[Any]) -> list[list[np.ndarray]]:
+        scores = super().score(sequences, spans)
+        if self.lies & {ids[-1] for ids in sequences}:
+            raise WrongAnswerError("http://host:80/v1 returned 0.5 as a log probability")
+        return scores
+
+    def respond(self, prompts: Sequence[Any], **wish: Any) -> list[Response]:
+        responses = super().respond(prompts, **wish)
+        if self.lies:
+            raise WrongAnswerError("http://host:80/v1 answered without a choice")
+        return responses
+
+
+def offer(store: Store, number: int, *, task: str = "t") -> None:
+    """A rollout whose response ends with its number."""
+    row = turn(f"r{number}", 0, task=task, teacher_logprobs=None)
+    store.offer(
+        Rollout(row.rollout, (replace(row, response_ids=[*row.response_ids[:-1], number]),)), generated_tokens=1
+    )
+
+
+def test_a_wrong_answer_costs_the_rollout_that_it_is_about(store: Store) -> None:
+    """And no other that was asked about with it; it is put without scores, counted, and told with its reason."""
+    liar, listener = LyingTeacher(1, lies={103, 108}), Listener()
+    teacher = teaching(store, Teachers(liar))
+    for number in range(100, 110):
+        offer(store, number)
+    with StoreViews.open(store.path) as views:
+        news = News(views, listener)
+        assert teacher.score()
+        news.tell()
+    assert (store.unscored(9), teacher.scored, left(store)) == ([], 10, 0)
+    reasons = {stored.rollout: why_invalid(stored) for stored in store.turns()}
+    assert {name for name, reason in reasons.items() if reason} == {"r103", "r108"}
+    assert {reasons["r103"], reasons["r108"]} == {"no_teacher_logprobs"}
+    events = [event for _, kind, event in store.events() if kind == WRONG_ANSWER]
+    assert [event["rollout"] for event in events] == ["r108", "r103"]
+    assert kinds(store) == [WRONG_ANSWER] * 2
+    assert listener.sentences[0] == (
+        "a teacher's answer was wrong about r108 (task t), which is not trained: "
+        "http://host:80/v1 returned 0.5 as a log probability"
+    )
+    assert "2 answers of teachers were wrong so far, the last about r103" in listener.sentences[1]
+
+
+def lies_borne(store: Store, liar: LyingTeacher, *, first: int, count: int) -> int:
+    """How many rollouts with these numbers are put before the teacher ends."""
+    teacher, before = teaching(store, Teachers(liar, {"other": ScriptedTeacher(2)})), store.arrived().rollouts
+    for number in range(first, first + count):
+        offer(store, number)
+        offer(store, 10_000 + number, task="other")  # a teacher that is right does not make up for one that is not
+        try:
+            teacher.score()
+        except AlignmentError:
+            break
+    return (store.arrived().rollouts - before + 1) // 2
+
+
+def test_how_many_wrong_answers_a_run_bears(store: Store) -> None:
+    """Not more than half of a teacher's last 50, and fewer if it was never right; the last one is put, too."""
+    assert lies_borne(store, LyingTeacher(1, lies=set(range(100, 200))), first=100, count=50) == FIRST
+    offer(store, 50)
+    words = (
+        "the answers about 1 of the last 1 rollouts of a teacher were wrong, the last one about r50: http://host:80/v1"
+    )
+    with pytest.raises(AlignmentError, match=words):
+        teaching(store, Teachers(LyingTeacher(1, lies={50}), first=1)).score()
+    late = LyingTeacher(1, lies=set(range(260, 400)))
+    assert lies_borne(store, late, first=200, count=100) == 60 + WINDOW // 2 + 1
+    often = LyingTeacher(1, lies=set(range(401, 600, 2)))
+    assert lies_borne(store, often, first=400, count=120) == 120
+
+
+def test_a_teacher_that_lies_and_goes_is_asked_about_the_rest_later(store: Store) -> None:
+    """What was found out before it went away is kept."""
+    liar, now = LyingTeacher(1, lies={101}), [1000.0]
+    store.clock = lambda: now[0]
+    teacher = teaching(store, Teachers(liar))
+    for number in (100, 101, 102):
+        offer(store, number)
+
+    def go() -> None:
+        liar.away = len(liar.asked) == 3  # after all of them, and the first two alone
+
+    liar.while_scoring = go
+    assert teacher.score()
+    assert [rollout.id for rollout in store.unscored(9)] == ["r100"]
+    assert kinds(store) == [WRONG_ANSWER, "teacher_away"]
+    now[0] += ASIDE_S
+    liar.away, liar.while_scoring = False, lambda: None
+    time.sleep(RETRY_S)
+    assert teacher.score()
+    assert (store.unscored(9), kinds(store)) == ([], [WRONG_ANSWER, "teacher_away", "teacher_back"])
+
+
+def test_a_teacher_that_is_to_act_and_answers_wrongly_is_asked_again(store: Store) -> None:
+    """As if it were away: the rollout that waits for it goes on when it answers rightly."""
+    liar, now = LyingTeacher(1, lies={1}), [1000.0]
+    store.clock = lambda: now[0]
+    teacher = teaching(store, Teachers(liar))
+    store.ask("explorer-0", [question(1)])
+    assert not teacher.answer()
+    [(_, kind, event)] = store.events()
+    assert (kind, event["error"]) == (
+        "teacher_away",
+        "http://host:80/v1 answered without a choice; it is asked again",
+    )
+    liar.lies = set()
+    now[0] += ASIDE_S
+    time.sleep(RETRY_S)
+    assert teacher.answer()
+    assert kinds(store) == ["teacher_away", "teacher_back"]
+
+
+# ── leases ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class RenewedStore(Store):

@@ -14,7 +14,7 @@ from divopd.composers.rollout_first import DivOPD
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.methods import METHODS, make_composer
-from divopd.store import Evaluations, Ledger, Questions, Queue, Store
+from divopd.store import WRONG_ANSWER, Evaluations, Ledger, Questions, Queue, Store
 from divopd.turns import Rollout, TeacherTurn, Turn
 from doubles.memory_store import AnyStore, MemoryStore
 from doubles.small_records import make_evaluation_record, make_update_record
@@ -134,6 +134,26 @@ def test_other_turns_of_the_teacher_are_another_content(store: AnyStore) -> None
         with pytest.raises(ConflictError, match=r"e\.1"):
             store.put(replace(rollout, teacher_turns=taught))
     assert store.teacher_turns("e.1") == TAUGHT
+
+
+def test_a_wrong_answer_is_noted_with_its_rollout(store: AnyStore) -> None:
+    """Once, by the first put, which counts: a resume may score the same rollout again, rightly or wrongly."""
+    scored = {name: make_rollout(name, turns=2) for name in ("e.1", "e.2")}
+    bare = {
+        name: replace(
+            rollout,
+            turns=tuple(replace(turn, teacher_logprobs=None) for turn in rollout.turns),
+            wrong_answer="no JSON",
+        )
+        for name, rollout in scored.items()
+    }
+    assert [store.put(bare["e.1"]), store.put(scored["e.2"])] == [True, True]
+    before = store.arrived(), store.outcomes(after=0)
+    for again in (bare["e.1"], scored["e.1"], replace(bare["e.1"], wrong_answer=None), bare["e.2"], scored["e.2"]):
+        assert not store.put(again)
+    assert (store.arrived(), store.outcomes(after=0)) == before
+    noted = {"rollout": "e.1", "task": scored["e.1"].task, "reason": "no JSON", "turns": 2, "update": 0}
+    assert store.events() == [(1, WRONG_ANSWER, noted)]
 
 
 def test_available_at_never_falls(store: AnyStore) -> None:

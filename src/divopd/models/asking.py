@@ -2,9 +2,9 @@
 
 away       it cannot be reached, is not done when `timeout_s` is over (silent or dripping), breaks off, or says 5xx, 408
            or 429: TeacherAwayError, and the same question may be asked again later
-wrong      any other status (InputError), or a complete answer that is not what was asked for (AlignmentError): asking
+wrong      a complete answer that is not what was asked for (WrongAnswerError), or any other status (InputError): asking
            again would end the same
-too large  more bytes than the answer can need (AlignmentError): nothing is read beyond them
+too large  more bytes than the answer can need (WrongAnswerError): nothing is read beyond them
 
 An answer is complete if its length, or the end of its chunks, says so. One that only ends with the connection may have
 broken off: if it is no JSON, the server is away.
@@ -19,7 +19,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
-from divopd.errors import AlignmentError, InputError, TeacherAwayError
+from divopd.errors import InputError, TeacherAwayError, WrongAnswerError
 from divopd.printable import MAX_QUOTED, one_line
 
 BUSY = (408, 429)  # statuses below 500 that pass
@@ -61,7 +61,7 @@ def ask(url: str, body: dict[str, Any] | None, *, timeout_s: float, max_bytes: i
     if isinstance(answer, dict):
         return answer
     if is_complete:
-        raise AlignmentError(f"{url} did not answer with JSON; expected an OpenAI-compatible server")
+        raise WrongAnswerError(f"{url} did not answer with JSON; expected an OpenAI-compatible server")
     raise TeacherAwayError(f"{url} broke off in the middle of its answer; it is asked again", who=who)
 
 
@@ -93,7 +93,7 @@ def _read(response: HTTPResponse, max_bytes: int, url: str) -> tuple[bytes, bool
         parts.append(part)
         size += len(part)
     if max(size, announced or 0) > max_bytes:
-        raise AlignmentError(
+        raise WrongAnswerError(
             f"{url} answers with more than {max_bytes} bytes, which what it was asked for cannot take; "
             "expected an OpenAI-compatible server"
         )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from divopd.errors import AlignmentError, InputError
+from divopd.errors import InputError, WrongAnswerError
 from divopd.models.asking import address_of, ask
 from divopd.models.policy import Response, score_merged
 from divopd.printable import one_line
@@ -50,7 +50,7 @@ class OpenAIPolicy:
         if not isinstance(cards, list) or not all(
             isinstance(card, dict) and isinstance(card.get("id"), str) for card in cards
         ):
-            raise AlignmentError(f"{self.url}/models does not list models; expected an OpenAI-compatible server")
+            raise WrongAnswerError(f"{self.url}/models does not list models; expected an OpenAI-compatible server")
         for card in cards:
             if self._asked_for in (None, card["id"]):
                 return card
@@ -85,7 +85,7 @@ class OpenAIPolicy:
             choice = self._complete(ids, wish)
             tokens, values = _list(choice, "token_ids"), _list(choice.get("logprobs"), "token_logprobs")
             if not 0 < len(tokens) <= max_tokens or not all(map(_is_id, tokens)) or len(values) != len(tokens):
-                raise AlignmentError(
+                raise WrongAnswerError(
                     f"{self.url} does not say which tokens it generated, at most {max_tokens}, each with its log "
                     "probability; expected token_ids and logprobs, as vLLM (0.10.2 or later) returns them"
                 )
@@ -98,7 +98,7 @@ class OpenAIPolicy:
         choice = self._complete(ids, {"max_tokens": 1, "prompt_logprobs": 0})  # vLLM always generates a token
         answer = _list(choice, "prompt_logprobs")
         if not answer:
-            raise AlignmentError(
+            raise WrongAnswerError(
                 f"{self.url} returned no log probabilities of the prompt; expected prompt_logprobs, as vLLM's "
                 "completions have them: use such a server as a teacher"
             )
@@ -106,7 +106,7 @@ class OpenAIPolicy:
         got = [entry.get(str(token)) if isinstance(entry, dict) else None for token, entry in pairs]
         read = choice.get("prompt_token_ids")
         if len(answer) != len(ids) or None in got[1:] or (read is not None and read != ids.tolist()):
-            raise AlignmentError(
+            raise WrongAnswerError(
                 f"{self.url} returned log probabilities of {len(answer)} prompt tokens, {got[1:].count(None)} of them "
                 f"of other ids, for {len(ids)} tokens that were sent; check that it serves a model with the student's "
                 "tokenizer and cuts no prompt"
@@ -118,7 +118,7 @@ class OpenAIPolicy:
         numbers: list[Any] = [value.get("logprob") if isinstance(value, dict) else value for value in values]
         for number in numbers:
             if type(number) not in (int, float) or not MINUS_INFINITY <= number <= MAX_LOGPROB:
-                raise AlignmentError(
+                raise WrongAnswerError(
                     f"{self.url} returned {one_line(repr(number)[:40])} as a log probability; expected a number from "
                     f"{MINUS_INFINITY:g} to 0: check what it serves"
                 )
@@ -138,7 +138,7 @@ class OpenAIPolicy:
         url = f"{self.url}/completions"
         choices = ask(url, body, timeout_s=self.timeout_s, max_bytes=max_bytes).get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            raise AlignmentError(f"{self.url} answered without a choice; expected an OpenAI-compatible completion")
+            raise WrongAnswerError(f"{self.url} answered without a choice; expected an OpenAI-compatible completion")
         return choices[0]
 
 

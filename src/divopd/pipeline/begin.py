@@ -6,7 +6,8 @@ from typing import Any
 from divopd.config import Config
 from divopd.errors import InputError
 from divopd.pipeline.wishes import Wishes
-from divopd.records import Observer
+from divopd.pipeline.wrong_answers import WrongAnswerNews
+from divopd.records import Observer, Observers
 from divopd.run.card import write_card
 from divopd.run.folder import RunFolder
 from divopd.run.lock import RunLock
@@ -54,7 +55,8 @@ def go_on_holding(config: Config, folder: Path, *, observer: Observer, wishes: W
     if config.clock == "simulated":
         from divopd.pipeline.simulated import run_simulated
 
-        run_simulated(config, folder, observer=observer, wishes=wishes)
+        observers = Observers(observer, WrongAnswerNews(folder, observer))  # processes tell of them on the other clock
+        run_simulated(config, folder, observer=observers, wishes=wishes)
     elif config.cluster is None:
         from divopd.pipeline.processes import LiveRun
 

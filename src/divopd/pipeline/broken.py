@@ -14,33 +14,30 @@ from divopd.environments import Environment, Observation
 from divopd.environments.environment import TellsActions
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Played, Start
+from divopd.failures import FIRST, Failures, is_told
 from divopd.store.faces import Notes
 
 BROKE = "rollout_broke"  # an event of the store
-WINDOW = 50  # rollouts: of so many that ended last, `environment.max_broken` may have broken off
 Events = Mapping[int, Mapping[str, Any]]  # of rollouts that broke off, by number
-FIRST = 4  # if at least so many ended and all of them broke off, the environment has never worked
 
 
 class BrokenRollouts:
     """Counts how rollouts end. The odd failure costs its rollout; too many mean that the environment does not work."""
 
     def __init__(self, config: Config) -> None:
-        self._name, self._most = config.environment.name, config.environment.max_broken
-        self._first = max(FIRST, config.explorer.rollouts_in_flight)
-        self._last: deque[bool] = deque(maxlen=WINDOW)
+        self._name = config.environment.name
+        self._failures = Failures(
+            most=config.environment.max_broken, first=max(FIRST, config.explorer.rollouts_in_flight)
+        )
 
     def count(self, played: Played) -> None:
         """A rollout has ended. An EnvironmentFailure ends the run: more have broken off than it bears."""
-        self._last.append(played.failure is not None)
-        broken, ended = sum(self._last), len(self._last)
-        if played.failure is None or not (broken > self._most or broken == ended >= self._first):
-            return
-        raise EnvironmentFailure(
-            f"{broken} of the last {ended} rollouts broke off, the last one of task {played.start.task}: "
-            f"{played.failure}; see that `divopd play {self._name}` works, then go on with --resume "
-            "(environment.max_broken says how many may break off)"
-        )
+        if self._failures.count(failed=played.failure is not None):
+            raise EnvironmentFailure(
+                f"{self._failures.failed} of the last {self._failures.ended} rollouts broke off, the last one of task "
+                f"{played.start.task}: {played.failure}; see that `divopd play {self._name}` works, then go on with "
+                "--resume (environment.max_broken says how many may break off)"
+            )
 
 
 def note_broken(store: Notes, played: Played) -> dict[str, Any]:
@@ -58,8 +55,8 @@ def note_broken(store: Notes, played: Played) -> dict[str, Any]:
 
 
 def sentence_of(event: Mapping[str, Any], *, count: int) -> str | None:
-    """What is said of the `count`-th broken rollout: ever more seldom, or there would be nothing else to read."""
-    if count & (count - 1):  # no power of two
+    """What is said of the `count`-th broken rollout, if anything is."""
+    if not is_told(count):
         return None
     so_far = "a rollout broke off" if count == 1 else f"{count} rollouts broke off so far, the last one"
     return f"{so_far} ({event['rollout']}, task {event['task']}): {event['reason']}"

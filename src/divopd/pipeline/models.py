@@ -6,6 +6,7 @@ from typing import Any
 
 from divopd.config import Config, ModelPart
 from divopd.errors import AlignmentError, InputError
+from divopd.failures import FIRST
 from divopd.models.engine import ENGINES, Engine, EngineWish, StudentEngine
 from divopd.models.model_files import model_folder
 from divopd.models.openai_policy import OpenAIPolicy
@@ -78,7 +79,8 @@ def load_teachers(config: Config) -> Teachers:
 
     default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
     others = {pattern: load(model) for pattern, model in part.by_task.items()}
-    return Teachers(default, others, Vocabularies(config).foreign)
+    first = max(FIRST, config.explorer.rollouts_in_flight)
+    return Teachers(default, others, Vocabularies(config).foreign, first)
 
 
 def load_models(config: Config) -> Models:

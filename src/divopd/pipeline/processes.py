@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from divopd.config import Config
 from divopd.errors import DivopdError
-from divopd.pipeline.broken import BROKE, sentence_of
+from divopd.pipeline import broken, wrong_answers
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observer
 from divopd.run.doing import forget_now
 from divopd.run.folder import RunFolder
-from divopd.store import StoreViews
+from divopd.store import WRONG_ANSWER, StoreViews
 from divopd.teacher import TELL_S
 
 POLL_S = 0.2
@@ -26,6 +26,7 @@ PATIENCE_S = 30.0  # for a role that was asked to stop
 MAX_LOG_BYTES = 16 * 2**20  # of a role; what an environment prints may be without end
 KEPT_LOG_BYTES = 2**20  # of the end of a log that is cut
 LAST_WORDS_BYTES = 64 * 1024
+COSTS = {broken.BROKE: broken.sentence_of, WRONG_ANSWER: wrong_answers.sentence_of}  # what costs a rollout, in words
 RESTARTS = 5  # of one role while no update and no evaluation is made: more means that it cannot run
 
 
@@ -194,7 +195,7 @@ class News:
         self._next_update, self._last_event = 0, self._cursor.events
         self._versions: set[int] = set()
         self._absences: dict[str, float] = {}  # when a server was last told to be away
-        self._broken = sum(kind == BROKE for _, kind, _ in store.events())  # rollouts
+        self._costs = Counter(kind for _, kind, _ in store.events() if kind in COSTS)  # rollouts
 
     def tell(self) -> bool:
         """True if an update or an evaluation was among it."""
@@ -215,9 +216,9 @@ class News:
                 self._tell_absence(event)
             elif kind == "evaluation_recalled":
                 self._observer.told(event["sentence"])
-            elif kind == BROKE:
-                self._broken += 1
-                if sentence := sentence_of(event, count=self._broken):
+            elif kind in COSTS:
+                self._costs[kind] += 1
+                if sentence := COSTS[kind](event, count=self._costs[kind]):
                     self._observer.told(sentence)
         return (cursor.records, cursor.evaluations) != (before.records, before.evaluations)
 

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
-from divopd.errors import StoreError, TeacherAwayError
+from divopd.errors import StoreError, TeacherAwayError, WrongAnswerError
 from divopd.models.engine import Engine
 from divopd.pipeline.access import Access
 from divopd.pipeline.models import load_teachers
 from divopd.store import Answer, Question
-from divopd.teacher import Absence, Away, Teachers, score_rollouts
+from divopd.teacher import Absence, Away, Teachers, respond_or_away
 
 SCORED_AT_ONCE = 16  # rollouts
 ANSWERED_AT_ONCE = 64  # questions
@@ -59,7 +59,8 @@ class Teaching:
         answered = 0
         for teacher, share in self._shares(asked):
             respond = partial(
-                teacher.respond,
+                respond_or_away,
+                teacher,
                 [question.prompt_ids for question in share],
                 temperature=share[0].temperature,
                 max_tokens=share[0].max_tokens,
@@ -87,8 +88,7 @@ class Teaching:
         waiting = self.access.store.claim(self.name, SCORED_AT_ONCE, seconds=self.lease_s)
         before = self.scored
         for teacher, share in self.teachers.shares(waiting):
-            score = partial(score_rollouts, teacher, share, foreign=self.teachers.foreign)
-            for rollout in self._ask(teacher, score):
+            for rollout in self.teachers.score_share(teacher, share, ask=partial(self._ask, teacher)):
                 self.access.check()
                 self.access.store.put_scored(rollout)
                 self.scored += 1
@@ -104,6 +104,9 @@ class Teaching:
             return ()
         try:
             answer = ask()
+        except WrongAnswerError:
+            absence.ended()
+            raise
         except TeacherAwayError as error:
             absence.noticed(error)
             return ()

@@ -4,7 +4,7 @@ Explorers and teachers hold a Queue and Questions, the learner a Ledger, an eval
 SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
 """
 
-from divopd.store.faces import Evaluations, Ledger, Questions, Queue
+from divopd.store.faces import WRONG_ANSWER, Evaluations, Ledger, Questions, Queue
 from divopd.store.journal import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, StoredTurn
 from divopd.store.questions import Answer, Question
 from divopd.store.reader import StoreReader
@@ -13,6 +13,7 @@ from divopd.store.sqlite import Store
 from divopd.store.views import StoreViews
 
 __all__ = [
+    "WRONG_ANSWER",
     "Account",
     "Answer",
     "Arrived",

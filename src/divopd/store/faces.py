@@ -14,6 +14,8 @@ from divopd.store.journal import Arrived, Decided, JournaledBatch
 from divopd.store.questions import Answer, Question
 from divopd.turns import Rollout
 
+WRONG_ANSWER = "wrong_answer"  # what `put` notes of a rollout without scores: rollout, task, reason, turns, update
+
 
 class Notes(Protocol):
     """Whoever works on a run may say what happened."""
@@ -67,7 +69,8 @@ class Queue(Notes, Protocol):
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
         It no longer waits for the teacher then. Its turns of the teacher are kept beside the queue, in the same moment.
-        The same id with another content raises a ConflictError.
+        The same id with another content raises a ConflictError, unless a teacher's wrong answer is what differs: that
+        is noted with the first put, which counts.
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
         `generated_tokens` count for a rollout that was never offered, with its first put.
         """

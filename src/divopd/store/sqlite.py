@@ -17,7 +17,7 @@ from divopd.composers.composer import Composer, Decision, candidate_of
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
-from divopd.store.faces import Ledger, Questions, Queue
+from divopd.store.faces import WRONG_ANSWER, Ledger, Questions, Queue
 from divopd.store.journal import (
     Arrived,
     Decided,
@@ -100,7 +100,8 @@ class Store(Leases):
         """Queue all turns of a scored rollout, durably and together. True: queued now; False: it was there already.
 
         It no longer waits for the teacher then. Its turns of the teacher are kept beside the queue, in the same moment.
-        The same id with another content raises a ConflictError.
+        The same id with another content raises a ConflictError, unless a teacher's wrong answer is what differs: that
+        is noted with the first put, which counts.
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
         `generated_tokens` count for a rollout that was never offered, with its first put.
         """
@@ -111,6 +112,8 @@ class Store(Leases):
             known = self._one("SELECT digest FROM rollouts WHERE id = ?", rollout.id)
             if known == digest:
                 return False
+            if known is not None and (rollout.wrong_answer is not None or self._was_wrong(rollout.id)):
+                return False
             if known is not None:
                 raise ConflictError(f"rollout {rollout.id!r} was put before with another content; use a new id")
             lease = "DELETE FROM records WHERE kind = 'lease' AND number = (SELECT number FROM unscored WHERE id = ?)"
@@ -120,7 +123,13 @@ class Store(Leases):
             number = self._insert(rollout, self._arrival_update(rollout, available_at), digest, rows)
             if taught:
                 self._insert_record("teacher_turns", number, taught)
+            if rollout.wrong_answer is not None:
+                event = {"rollout": rollout.id, "task": rollout.task, "reason": rollout.wrong_answer}
+                self._append_event(WRONG_ANSWER, event | {"turns": len(rows), "update": self.updates})
         return True
+
+    def _was_wrong(self, rollout: str) -> bool:
+        return any(kind == WRONG_ANSWER and event["rollout"] == rollout for _, kind, event in self.events())
 
     def put_scored(self, rollout: Rollout) -> bool:
         """As put, for a rollout that a teacher has claimed. False: it waits no longer, because another was faster.
@@ -343,10 +352,12 @@ class Store(Leases):
 
     def note(self, kind: str, event: dict[str, Any]) -> None:
         """Append what happened (a start, a wait, a lost environment) to the log of the run."""
-        text = to_json_bytes(event)
         with self._transaction():
-            row = (kind, text, seal(text, kind))
-            self._db.execute("INSERT INTO events (kind, json, digest) VALUES (?, ?, ?)", row)
+            self._append_event(kind, event)
+
+    def _append_event(self, kind: str, event: dict[str, Any]) -> None:
+        text = to_json_bytes(event)
+        self._db.execute("INSERT INTO events (kind, json, digest) VALUES (?, ?, ?)", (kind, text, seal(text, kind)))
 
 
 if TYPE_CHECKING:
