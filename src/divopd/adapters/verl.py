@@ -4,26 +4,27 @@
     trainer.v1.sampler.custom_sampler.name=DivOPDReplayBuffer
     +trainer.v1.sampler.sampler_kwargs.batch_size=64
 
-A row is an output of an agent loop: key `{uid}_{session}_{index}` is task, rollout and turn. `batch_size` counts rows,
-unlike verl's, which counts prompts; verl pads to a multiple of ppo_mini_batch_size x rollout.n with rows without a token.
+A row is an output of an agent loop: its key `{uid}_{session}_{index}` has task, rollout and turn. `batch_size` counts
+rows, where verl's own counts prompts; verl fills up to a multiple of ppo_mini_batch_size x rollout.n with dead rows.
 """
-
-from divopd.adapters.frameworks import require_fit
-
-require_fit("verl")
 
 import json
 import logging
 from itertools import groupby
 from typing import Any
 
-import transfer_queue as tq
-from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
-
 from divopd.adapters.feeding import compose_if_ready, figures, pool_of_equal_rows
+from divopd.adapters.frameworks import require_fit
 from divopd.errors import InputError
 from divopd.pool import Batch, Row, measure
+
+try:
+    import transfer_queue as tq
+    from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+except ImportError:
+    require_fit("verl")  # of another version: say so instead
+    raise
 
 STATE = "divopd"  # a partition of our own in TransferQueue: its checkpoint brings the pool's state back
 FIELDS = ["prompts", "responses", "response_mask", "rollout_log_probs", "teacher_logprobs", "teacher_ids"]
@@ -44,6 +45,7 @@ class DivOPDReplayBuffer(ReplayBufferAsync):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_fit("verl")
         super().__init__(*args, **kwargs)
         settings = {"method": "divopd", **self.sampler_kwargs}
         if "batch_size" not in settings:
@@ -123,7 +125,7 @@ class DivOPDReplayBuffer(ReplayBufferAsync):
     def _rows_of_session(self, partition_id: str, keys: list[str], tags: dict[str, dict[str, Any]]) -> list[Row]:
         """The rows of one rollout. One by one: TransferQueue drops a field for all keys that are asked for together."""
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
-        columns = {name: data[name].unbind() if name in data.keys() else [None] * len(keys) for name in FIELDS}
+        columns = {name: data[name].unbind() if name in data else [None] * len(keys) for name in FIELDS}
         rows: list[Row] = []
         for at, key in enumerate(keys):
             rollout, turn = _rollout_and_turn(key)
