@@ -10,21 +10,24 @@ A consumer asks with `sampling_config={"update": q}`; a request without it is an
 own SequentialSampler, so that other stages are served, too.
 """
 
-from divopd.adapters.frameworks import require_fit
-
-require_fit("TransferQueue")
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from prometheus_client.core import GaugeMetricFamily
-from transfer_queue.metadata import BatchMeta
-from transfer_queue.sampler import BaseSampler
-
+from divopd.adapters.feeding import compose_if_ready, figures
+from divopd.adapters.frameworks import require_fit, unusable
 from divopd.errors import InputError
-from divopd.pool import Batch, Measured, NotReady, Pool, Row
+from divopd.pool import Batch, Measured, Pool, Row
+
+try:
+    import ray
+    from prometheus_client.core import GaugeMetricFamily
+    from transfer_queue.metadata import BatchMeta
+    from transfer_queue.sampler import BaseSampler
+except ImportError as error:
+    raise unusable("TransferQueue", error) from None
+
+require_fit("TransferQueue")
 
 ROW, WEIGHT, BATCH = "divopd_row", "divopd_weight", "divopd_batch"  # in custom_meta; the last on a batch's first row
 
@@ -36,6 +39,7 @@ class Partition:
     pool: Pool
     update: int | None = None
     selected: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)  # not told yet: the controller takes them with a batch only
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -81,15 +85,14 @@ class DivOPDSampler(BaseSampler):
             return mine.selected, []
         custom = partition.get_custom_meta(ready_indexes)
         mine.pool.put([row_of(custom[index], index) for index in ready_indexes if ROW in custom.get(index, {})])
-        try:
-            batch = mine.pool.compose(update, allow_short=allow_short)
-        except NotReady as short:
-            if not short.full:
-                return [], []
-            batch = mine.pool.compose(update, allow_short=True)
-        mine.update, mine.metrics = update, batch.metrics
-        mine.selected = [row.payload for row in batch.rows]
-        dropped = [row.payload for row, _ in batch.dropped]
+        batch = mine.pool.compose(update, allow_short=True) if allow_short else compose_if_ready(mine.pool, update)
+        if batch is None:
+            return [], []
+        mine.dropped += [row.payload for row, _ in batch.dropped]
+        if not batch.rows:
+            return [], []
+        mine.update, mine.metrics = update, figures(batch, prefix="")
+        mine.selected, dropped, mine.dropped = [row.payload for row in batch.rows], mine.dropped, []
         write_back(partition, batch, dropped)
         return mine.selected, [*mine.selected, *dropped]
 
@@ -101,7 +104,7 @@ class DivOPDSampler(BaseSampler):
     def save_checkpoint(self) -> dict[str, Any]:
         """Part of TransferQueue's own checkpoint: numbers and indexes, no tensor."""
         saved = {
-            name: [mine.pool.state_dict(encode=int), mine.update, mine.selected, mine.metrics]
+            name: [mine.pool.state_dict(encode=int), mine.update, mine.selected, mine.dropped, mine.metrics]
             for name, mine in self._partitions.items()
         }
         return {**super().save_checkpoint(), "divopd": saved}
@@ -116,10 +119,11 @@ class DivOPDSampler(BaseSampler):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The figures of the last batches for Prometheus: `divopd_effective_rollouts{partition_id="train"}`, …"""
-        for name in sorted({name for mine in self._partitions.values() for name in mine.metrics}):
+        last = [(partition, mine.metrics) for partition, mine in [*self._partitions.items()]]  # another thread's dict
+        for name in sorted({name for _, metrics in last for name in metrics}):
             gauge = GaugeMetricFamily(f"divopd_{name}", f"{name} of the last batch", labels=["partition_id"])
-            for partition, mine in self._partitions.items():
-                gauge.add_metric([partition], mine.metrics.get(name, 0.0))
+            for partition, metrics in last:
+                gauge.add_metric([partition], metrics.get(name, 0.0))
             yield gauge
 
 
@@ -140,7 +144,7 @@ def write_back(partition: Any, batch: Batch, dropped: list[int]) -> None:
     custom = partition.get_custom_meta(selected)
     new = {index: {**custom[index], WEIGHT: w} for index, w in zip(selected, batch.weights, strict=True)}
     if selected:
-        new[selected[0]][BATCH] = {"metrics": batch.metrics, "dropped": dropped}
+        new[selected[0]][BATCH] = {"metrics": figures(batch), "dropped": dropped}
     partition.set_custom_meta(new)
 
 

@@ -8,29 +8,33 @@ Trinity's trainer asks for the batch of step 1, 2, …; that is update 0, 1, …
 rollout, `eid.step` its turn, `eid.tid` its task, `info["model_version"]` its policy version.
 """
 
-from divopd.adapters.frameworks import require_fit
-
-require_fit("trinity-rft")
-
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
-from trinity.algorithm.sample_strategy.utils import representative_sample
-from trinity.buffer import get_buffer_reader
-from trinity.buffer.reader.queue_reader import QueueReader
-from trinity.common.config import BufferConfig
-from trinity.common.experience import CustomField, Experience
-from trinity.utils.timer import Timer
-
+from divopd.adapters.feeding import compose_if_ready, figures
+from divopd.adapters.frameworks import require_fit, unusable
+from divopd.composers.composer import equal_rows
 from divopd.errors import CheckpointError, ConflictError, InputError
+from divopd.methods import find_method
 from divopd.pool import Batch, Pool, Row, measure
 
+try:
+    import torch
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+    from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
+    from trinity.algorithm.sample_strategy.utils import representative_sample
+    from trinity.buffer import get_buffer_reader
+    from trinity.common.config import BufferConfig
+    from trinity.common.experience import CustomField, Experience
+    from trinity.utils.log import get_logger
+    from trinity.utils.timer import Timer
+except ImportError as error:
+    raise unusable("trinity-rft", error) from None
+
+require_fit("trinity-rft")
 WEIGHT = CustomField(source_field="divopd_weight", destination_field="divopd_weight", data_type=torch.float32)
 PICTURES = "multi_modal_inputs"  # a dict of tensors; all other fields are a tensor or plain
 
@@ -39,18 +43,21 @@ class DivOPDSampleStrategy(SampleStrategy):
     """Reads turns from Trinity's queue into a pool, and gives the trainer the batches that the pool composes.
 
     The keywords are those of `Pool`; `batch_size` is Trinity's `train_batch_size` unless it is given. Rows weigh what
-    `info["divopd_weight"]` says; Trinity's trainers put it into the batch as `divopd_weight`, and no loss of theirs
-    looks at it. With all methods but turnopd and divopd-focus it is 1.
+    `info["divopd_weight"]` says. Trinity's trainers put it into the batch as `divopd_weight`, and no loss of theirs
+    looks at it: a method that weighs its rows needs an advantage function that multiplies by it.
     """
 
     def __init__(self, buffer_config: BufferConfig, *, method: str = "divopd", **settings: Any) -> None:
         super().__init__(buffer_config)
         source = buffer_config.trainer_input.experience_buffer
-        self.reader = get_buffer_reader(source)  # pyright: ignore[reportArgumentType]
-        if not isinstance(self.reader, QueueReader):
-            raise InputError(f"the experience buffer is {type(self.reader).__name__}; expected storage_type: queue")
+        if source is None or source.storage_type != "queue":
+            got = source and source.storage_type
+            raise InputError(f"buffer.trainer_input.experience_buffer has storage_type {got!r}; expected 'queue'")
+        self.reader: Any = get_buffer_reader(source)
         self.pool = Pool(method, **{"batch_size": buffer_config.train_batch_size, **settings})
         self.folder = buffer_config.cache_dir
+        if find_method(method).weights is not equal_rows:
+            get_logger(__name__).warning(f"{method} weighs its rows: multiply the advantages by batch['divopd_weight']")
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
         """The batch of a trainer's step; waits until there are enough rows. What was read is in the pool if it raises.
@@ -64,7 +71,7 @@ class DivOPDSampleStrategy(SampleStrategy):
         for row, weight in zip(rows, batch.weights, strict=True):
             row.info["divopd_weight"] = weight
             row.custom_fields = [*(f for f in row.custom_fields if f != WEIGHT), WEIGHT]
-        metrics |= {f"divopd/{name}": value for name, value in batch.metrics.items()}
+        metrics |= figures(batch)
         self.set_model_version_metric(rows, metrics)
         return rows, metrics, representative_sample(rows)
 
@@ -72,11 +79,10 @@ class DivOPDSampleStrategy(SampleStrategy):
         """A pool that is full of invalid rows gives a short batch rather than none; never an empty one."""
         while True:
             await self._read(update)
-            while not self.pool.ready(update) and self.pool.room(update):
+            batch = compose_if_ready(self.pool, update)
+            if batch is None:
                 await self._wait(update)
-                await self._read(update)
-            batch = self.pool.compose(update, allow_short=not self.pool.room(update))
-            if batch.rows:
+            elif batch.rows:
                 return batch
 
     async def _read(self, update: int) -> None:
