@@ -53,3 +53,11 @@ def require_fit(package: str) -> None:
     misfit = FRAMEWORKS[package].misfit()
     if misfit is not None:
         raise UnsupportedVersionError(misfit)
+
+
+def unusable(package: str, error: ImportError) -> UnsupportedVersionError:
+    """What an adapter says that cannot import its framework: it is not there, does not fit, or misses a package itself."""
+    framework = FRAMEWORKS[package]
+    if framework.installed() is None:
+        return UnsupportedVersionError(f"{package} is not installed; pip install {package}=={framework.tried}")
+    return UnsupportedVersionError(framework.misfit() or f"{package} cannot be imported ({error}); install what it misses")
