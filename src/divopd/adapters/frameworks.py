@@ -60,6 +60,4 @@ def unusable(package: str, error: ImportError) -> UnsupportedVersionError:
     framework = FRAMEWORKS[package]
     if framework.installed() is None:
         return UnsupportedVersionError(f"{package} is not installed; pip install {package}=={framework.tried}")
-    return UnsupportedVersionError(
-        framework.misfit() or f"{package} cannot be imported ({error}); install what it misses"
-    )
+    return UnsupportedVersionError(framework.misfit() or f"{package} cannot be imported ({error}); install what it misses")
