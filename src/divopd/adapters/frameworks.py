@@ -56,8 +56,10 @@ def require_fit(package: str) -> None:
 
 
 def unusable(package: str, error: ImportError) -> UnsupportedVersionError:
-    """What an adapter says that cannot import its framework: it is not there, does not fit, or misses a package itself."""
+    """What an adapter says that cannot import its framework: not there, another version, or it misses a package."""
     framework = FRAMEWORKS[package]
     if framework.installed() is None:
         return UnsupportedVersionError(f"{package} is not installed; pip install {package}=={framework.tried}")
-    return UnsupportedVersionError(framework.misfit() or f"{package} cannot be imported ({error}); install what it misses")
+    return UnsupportedVersionError(
+        framework.misfit() or f"{package} cannot be imported ({error}); install what it misses"
+    )

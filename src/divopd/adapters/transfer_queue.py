@@ -96,6 +96,14 @@ class DivOPDSampler(BaseSampler):
         write_back(partition, batch, dropped)
         return mine.selected, [*mine.selected, *dropped]
 
+    def has_cached_result(
+        self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None
+    ) -> bool:
+        """Whether the controller may ask though too few rows are ready: the batch of this update is known."""
+        del task_name
+        mine, update = self._partitions.get(partition_id), (sampling_config or {}).get("update")
+        return mine is not None and update is not None and mine.update == update
+
     def clear_cache(self, partition_id: str) -> None:
         """Called when a partition is cleared: its rows are gone."""
         super().clear_cache(partition_id)

@@ -223,7 +223,9 @@ def _numbers(row: Row) -> list[Any]:
 def _encoded(sample: Any) -> dict[str, Any]:
     """A row of TRL as JSON; arrays with their type."""
     values = {field.name: getattr(sample, field.name) for field in fields(sample)}
-    return {name: {"as": v.dtype.name, "of": v.tolist()} if isinstance(v, np.ndarray) else v for name, v in values.items()}
+    return {
+        name: {"as": v.dtype.name, "of": v.tolist()} if isinstance(v, np.ndarray) else v for name, v in values.items()
+    }
 
 
 def _is_array(value: object) -> bool:
