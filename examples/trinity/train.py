@@ -171,7 +171,7 @@ async def train(config: Config) -> None:
 
 
 def print_figures(config: Config) -> None:
-    """What Trinity's monitor has written, every fifth step: does the student come nearer, and what was it trained on?"""
+    """What Trinity's monitor has written: does the student come nearer to its teacher, and by which rows?"""
     written = EventAccumulator(str(Path(config.monitor.cache_dir) / "tensorboard" / config.trainer.name)).Reload()
     print("step  disagreement  rollouts  effective  oldest row  stale")
     names = ("actor/disagreement", "divopd/rollouts", "divopd/effective_rollouts", "sample/model_version/min")
