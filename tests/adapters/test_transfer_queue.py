@@ -102,7 +102,7 @@ def keys(meta: BatchMeta) -> list[list]:
 def test_batches_weights_and_figures_are_those_of_replay(
     queue: Queue, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The consumer gets the rows that `divopd replay` selects, and the figures; what is freed has its index used again."""
+    """The consumer gets the rows that `divopd replay` selects, and the figures; freed indexes are used again."""
     turns, whole = recorded_turns(), {turn.key: turn for turn in recorded_turns()}
     show_in_prometheus(queue.controller)
     gone = 0
