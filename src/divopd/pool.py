@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from divopd.composers.composer import Candidate, Decision, Settings, counted_reasons, nothing_to_train
 from divopd.errors import ConflictError, InputError, NothingToTrainWarning, NotReady, StateError
@@ -22,6 +22,9 @@ from divopd.rows import Measured, Row, checked, measure
 from divopd.methods import make_composer
 from divopd.metrics import batch_figures
 from divopd.turns import Fate
+
+if TYPE_CHECKING:
+    from divopd.recorder import Recorder
 
 __all__ = ["Batch", "Measured", "NotReady", "Pool", "Row", "measure"]
 
@@ -57,17 +60,19 @@ class Pool:
     """Fills learner batches from rows that somebody else keeps. One pool belongs to one run.
 
     `method` is a name of `divopd methods`; the keywords are those of `make_composer`, with the paper's values as
-    defaults.
+    defaults. `record` is a file TURNS.jsonl that gets every row as it is put, and TURNS.batches.jsonl beside it what
+    was trained (recorder.py).
     """
 
-    def __init__(self, method: str = "divopd", **settings: Any) -> None:
+    def __init__(self, method: str = "divopd", *, record: Path | str | None = None, **settings: Any) -> None:
         self._composer = make_composer(method, **settings)
+        self._recorder = None if record is None else _recorder(record)
         self._held: dict[Key, Row] = {}  # queued and pending
         self._queue: deque[Candidate] = deque()  # in arrival order
         self._pending: list[Candidate] = []
         self._left: dict[Key, Left] = {}  # until their version is stale
         self._missing: set[Key] = set()  # held, but restored without a payload
-        self._next = 0  # the smallest update that may be composed next
+        self._composed = -1  # the last update
         self._has_warned = False
 
     @property
@@ -101,6 +106,8 @@ class Pool:
                 )
             elif row.key in self._missing:
                 attached[row.key] = row
+        if self._recorder is not None:
+            self._recorder.put(list(new.values()), available_at=self._composed + 1)
         for key, row in attached.items():
             self._held[key] = row.light()
             self._missing.discard(key)
@@ -150,9 +157,11 @@ class Pool:
         if not self._has_warned and (text := nothing_to_train(decision, update=update)):
             self._has_warned = True
             warnings.warn(text, NothingToTrainWarning, stacklevel=2)
+        if self._recorder is not None:
+            self._recorder.compose(decision, update=update, composer=self._composer)
         for _ in range(len(pool) - len(self._pending)):
             self._queue.popleft()
-        self._pending, self._next = decision.pending, update
+        self._pending, self._composed = decision.pending, update
         trained = [self._leave(c, Fate("trained", update)) for c in decision.selected]
         dropped = [(self._leave(c, fate), fate) for c, fate in _drops(decision, update)]
         self._forget(update)
@@ -161,8 +170,9 @@ class Pool:
 
     def _read(self, update: int) -> list[Candidate]:
         """Pending rows, then fresh ones as far as there is room, each in arrival order."""
-        if update < self._next:
-            raise InputError(f"asked for update {update} after update {self._next}; expected that one or a later one")
+        if update < max(0, self._composed):
+            last = f"update {self._composed} was composed" if self._composed >= 0 else "updates count from 0"
+            raise InputError(f"asked for update {update}, but {last}; updates never go backwards")
         fresh = self._composer.read(self._queue, update=update, pending=self._pending)
         newest = max(fresh, key=lambda c: c.version, default=None)
         if newest is not None and newest.version > update:
@@ -219,12 +229,14 @@ class Pool:
         state = {
             "format": STATE_FORMAT,
             "settings": asdict(self.settings),
-            "next": self._next,
+            "composed": self._composed,
             "pending": pending,
             "queued": queued,
             "left": left,
             "names": list(names),
         }
+        if self._recorder is not None:
+            state["recorded"] = self._recorder.position()
         if encode is not None:
             keys = [c.key for c in (*self._pending, *self._queue)]
             state["payloads"] = [None if k in self._missing else [encode(self._held[k].payload)] for k in keys]
@@ -241,11 +253,13 @@ class Pool:
             loaded = _Loaded.of(state, decode)
         except (KeyError, TypeError, ValueError, IndexError, InputError) as error:
             raise StateError(f"this is no state of a pool ({error!r}); pass what state_dict() gave") from None
+        if self._recorder is not None:
+            self._recorder.go_on(state.get("recorded"))
         self._held = {row.key: row for row, _ in (*loaded.pending, *loaded.queued)}
         self._pending = [row.candidate(first_seen=seen) for row, seen in loaded.pending]
         self._queue = deque(row.candidate(first_seen=UNSEEN) for row, _ in loaded.queued)
         self._left = {left.row.key: left for left in loaded.left}
-        self._missing, self._next = loaded.missing, loaded.next_update
+        self._missing, self._composed = loaded.missing, loaded.composed
 
     def _check_settings(self, state: dict[str, Any]) -> None:
         saved = state.get("settings") if isinstance(state, dict) else None  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -259,6 +273,12 @@ class Pool:
                 )
 
 
+def _recorder(path: Path | str) -> "Recorder":
+    from divopd.recorder import Recorder  # it brings the store along: for those who record
+
+    return Recorder(path)
+
+
 class _Loaded(NamedTuple):
     """A state, read and checked."""
 
@@ -266,7 +286,7 @@ class _Loaded(NamedTuple):
     queued: list[tuple[Row, int]]
     left: list[Left]
     missing: set[Key]
-    next_update: int
+    composed: int
 
     @classmethod
     def of(cls, state: dict[str, Any], decode: Encode | None) -> "_Loaded":
@@ -284,7 +304,7 @@ class _Loaded(NamedTuple):
             [(replace(row, payload=known.get(row.key)), seen) for row, seen in part] for part in (pending, queued)
         )
         left = [Left(_row_of_state(entry[:-3], names)[0], Fate(*entry[-3:])) for entry in state["left"]]
-        return cls(pending, queued, left, set(held) - known.keys(), int(state["next"]))
+        return cls(pending, queued, left, set(held) - known.keys(), int(state["composed"]))
 
 
 def _row_state(row: Row, first_seen: int, names: dict[str, int]) -> list[Any]:

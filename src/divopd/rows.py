@@ -6,8 +6,6 @@ from math import isfinite, nan
 from operator import index
 from typing import Any
 
-import numpy as np
-
 from divopd.composers.composer import Candidate, candidate_of
 from divopd.errors import InputError
 from divopd.turns import Turn
@@ -46,11 +44,12 @@ class Row:
     version: int
     measured: Measured
     payload: Any = field(default=None, compare=False, repr=False)
+    success: bool | None = field(default=None, compare=False)  # of its rollout, for recordings; no composer looks at it
 
     @classmethod
     def of(cls, turn: Turn) -> "Row":
         """A row whose payload is the whole turn."""
-        return cls(turn.rollout, turn.turn, turn.task, turn.version, measured_of(turn), turn)
+        return cls(turn.rollout, turn.turn, turn.task, turn.version, measured_of(turn), turn, turn.success)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -129,6 +128,8 @@ def _numbers(values: Any) -> list[float] | None:
         if hasattr(values, "tolist"):  # numpy, torch (also bfloat16, which numpy cannot take), jax
             values = values.tolist()
         elif hasattr(values, "__array__"):
+            import numpy as np  # here only: whoever imports divopd need not wait for it
+
             values = np.asarray(values).tolist()
         return [nan if value is None else float(value) for value in values]
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -152,4 +153,4 @@ def checked(row: Row) -> Row:
     if measured.reason is not None and measured.reason not in REASONS:
         raise InputError(f"row {row!r}: unknown reason {measured.reason!r}; known: {', '.join(REASONS)}")
     numbers = Measured(measured.reason, disagreement, *counts, *whole, source=measured.source)
-    return Row(row.rollout, turn, row.task, version, numbers, row.payload)
+    return Row(row.rollout, turn, row.task, version, numbers, row.payload, row.success)

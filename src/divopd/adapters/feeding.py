@@ -10,8 +10,8 @@ def pool_of_equal_rows(framework: str, method: str, **settings: object) -> Pool:
     """A pool for a framework whose loss has no place for the weights of rows; a method that needs them is refused."""
     if find_method(method).weights is not equal_rows:
         raise InputError(
-            f"method {method!r} weighs its rows, and {framework} has no place for their weights; use divopd, or another "
-            "method with equal rows"
+            f"method {method!r} weighs its rows, and {framework} has no place for their weights; use divopd, or "
+            "another method with equal rows"
         )
     return Pool(method, **settings)
 

@@ -1,4 +1,4 @@
-"""The frameworks that have an adapter: the package, the versions it fits, the class, and whether it was run for real."""
+"""The frameworks that have an adapter: the package, the versions it fits, the class, whether it was run for real."""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -8,7 +8,7 @@ from divopd.errors import UnsupportedVersionError
 
 @dataclass(frozen=True)
 class Framework:
-    """A package, and the adapter for it. `fits` is the beginning of the versions that have the hook as it is used here."""
+    """A package, and the adapter for it. `fits` is how versions begin that have the hook as it is used here."""
 
     package: str
     fits: str

@@ -48,7 +48,7 @@ class DivOPDRolloutWorker:
         self._sync_steps = weight_sync_steps
         self._begun_at = 0  # the update that this process began with
         self._trained = 0  # updates, as far as the trainer has told
-        self._rows: deque[Row] = deque()  # composed and not known to be trained, oldest first
+        self._rows: deque[Any] = deque()  # composed and not known to be trained, oldest first; as TRL has them
         self._first = 0  # the number of the first of them, counted from the first row of the run
         self._given = 0  # rows that the trainer has taken, of the same count
         self._batches: deque[Batch] = deque()  # whose figures were not told yet
@@ -83,11 +83,11 @@ class DivOPDRolloutWorker:
             batch = compose_if_ready(self.pool, self._given // self.pool.settings.batch_size)
             if batch is not None:
                 self._batches.append(batch)
-                self._rows.extend(batch.rows)
+                self._rows.extend(row.payload for row in batch.rows)
             else:
                 left_s = None if until is None else max(0.0, until - monotonic())
                 self.pool.put([self._row(self._worker.rollout_buffer.get(timeout=left_s))])
-        sample = self._rows[self._given - self._first].payload
+        sample = self._rows[self._given - self._first]
         self._given += 1
         return sample
 
@@ -121,9 +121,9 @@ class DivOPDRolloutWorker:
 
     def _version(self, model_version: int) -> int:
         """TRL's version as a number of updates; 1 are the weights that this process began with."""
-        if model_version <= 1:
+        if model_version == 1:
             return self._begun_at
-        return (self._begun_at // self._sync_steps + model_version - 1) * self._sync_steps
+        return max(0, (self._begun_at // self._sync_steps + model_version - 1) * self._sync_steps)
 
     def _trained_up_to(self, updates: int) -> None:
         """Forget the rows of updates that are done, and tell the figures of their batches."""
@@ -169,24 +169,28 @@ class DivOPDRolloutWorker:
         Without a number: after as many as the trainer has told by its versions.
         """
         self._trained_up_to(self._trained if updates is None else updates)
-        waiting = [[*_numbers(row), _encoded(row.payload)] for row in self._rows]
-        return {"updates": self._trained, "waiting": waiting, "pool": self.pool.state_dict(_encoded)}
+        waiting = [self._encoded(sample) for sample in self._rows]
+        return {"updates": self._trained, "waiting": waiting, "pool": self.pool.state_dict(self._encoded)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begun_at = self._trained = int(state["updates"])
         self.pool.load_state_dict(state["pool"], self._decoded)
-        self._rows = deque(
-            Row(rollout, turn, task, version, measure(None, None, None), self._decoded(payload))
-            for rollout, turn, task, version, payload in state["waiting"]
-        )
+        self._rows = deque(map(self._decoded, state["waiting"]))
         self._first = self._given = self._trained * self.pool.settings.batch_size
         self._batches.clear()
 
+    def _encoded(self, sample: Any) -> dict[str, Any]:
+        """A row of TRL as JSON: arrays with their type, its version as a number of updates."""
+        values = {field.name: getattr(sample, field.name) for field in fields(sample)}
+        values["model_version"] = self._version(sample.model_version)
+        return {name: _array_as_json(v) if isinstance(v, np.ndarray) else v for name, v in values.items()}
+
     def _decoded(self, saved: dict[str, Any]) -> Any:
-        """A row for the trainer; its version is told as TRL counts it from here on, where the first one is 1."""
+        """The row again, its version as this process's trainer counts: TRL begins with 1 after a resume, too."""
         from trl.experimental.async_distillation.async_rollout_worker import RolloutSample
 
-        values = {name: np.array(v["of"], v["as"]) if _is_array(v) else v for name, v in saved.items()}
+        values = {name: _array_of_json(v) if _is_array(v) else v for name, v in saved.items()}
+        values["model_version"] = 1 + (int(saved["model_version"]) - self._begun_at) // self._sync_steps
         return RolloutSample(**values)
 
 
@@ -216,17 +220,13 @@ def _teacher_of(sample: Any, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(scored, chosen, 0.0), scored.astype(int)
 
 
-def _numbers(row: Row) -> list[Any]:
-    return [row.rollout, row.turn, row.task, row.version]
+def _array_as_json(array: np.ndarray) -> dict[str, Any]:
+    return {"type": array.dtype.name, "values": array.tolist()}
 
 
-def _encoded(sample: Any) -> dict[str, Any]:
-    """A row of TRL as JSON; arrays with their type."""
-    values = {field.name: getattr(sample, field.name) for field in fields(sample)}
-    return {
-        name: {"as": v.dtype.name, "of": v.tolist()} if isinstance(v, np.ndarray) else v for name, v in values.items()
-    }
+def _array_of_json(saved: dict[str, Any]) -> np.ndarray:
+    return np.array(saved["values"], saved["type"])
 
 
 def _is_array(value: object) -> bool:
-    return isinstance(value, dict) and cast(dict[str, Any], value).keys() == {"as", "of"}
+    return isinstance(value, dict) and cast(dict[str, Any], value).keys() == {"type", "values"}
