@@ -309,8 +309,10 @@ def _row_state(row: Row, first_seen: int, names: dict[str, int]) -> list[Any]:
 
 
 def _row_of_state(entry: Sequence[Any], names: Sequence[str]) -> tuple[Row, int]:
-    rollout, turn, task, version, first_seen, *numbers = entry
-    return checked(Row(names[rollout], turn, names[task], version, Measured(*numbers))), int(first_seen)
+    rollout, turn, task, version, first_seen, reason, disagreement, tokens, valid_tokens, *whole = entry
+    rollout_turns, rollout_valid_tokens = whole
+    measured = Measured(reason, disagreement, tokens, valid_tokens, rollout_turns, rollout_valid_tokens)
+    return checked(Row(names[rollout], turn, names[task], version, measured)), int(first_seen)
 
 
 def _drops(decision: Decision, update: int) -> list[tuple[Candidate, Fate]]:
