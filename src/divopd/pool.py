@@ -151,7 +151,7 @@ class Pool:
         decision = self._composer.decide(pool, update=update)
         if not self._has_warned and (text := nothing_to_train(decision, update=update)):
             self._has_warned = True
-            warnings.warn(text, NothingToTrainWarning, stacklevel=2)
+            self._tell(text)
         if self._recorder is not None:
             self._recorder.compose(decision, update=update, composer=self._composer)
         for _ in range(len(pool) - len(self._pending)):
@@ -162,6 +162,9 @@ class Pool:
         self._forget(update)
         metrics = _metrics(decision, update=update, queued=len(self._queue))
         return Batch(update, trained, decision.weights, dropped, metrics)
+
+    def _tell(self, text: str) -> None:
+        warnings.warn(text, NothingToTrainWarning, stacklevel=3)
 
     def _read(self, update: int) -> list[Candidate]:
         """Pending rows, then fresh ones as far as there is room, each in arrival order."""
