@@ -39,7 +39,7 @@ FRAMEWORKS = {
     framework.package: framework
     for framework in (
         Framework("trinity-rft", "0.6", "0.6.0", "divopd.adapters.trinity.DivOPDSampleStrategy", run=True),
-        Framework("TransferQueue", "0.1", "0.1.11", "divopd.adapters.transfer_queue.DivOPDSampler", run=True),
+        Framework("TransferQueue", "0.1.11", "0.1.11", "divopd.adapters.transfer_queue.DivOPDSampler", run=True),
         Framework("verl", "0.9", "0.9.1", "divopd.adapters.verl.DivOPDReplayBuffer", run=True),
         Framework("trl", "1.16", "1.16.0", "divopd.adapters.trl.DivOPDRolloutWorker", run=True),
         Framework("miles", "0.1", "0.1.0", "divopd.adapters.miles.DivOPDDataBuffer", run=False),
