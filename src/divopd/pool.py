@@ -156,7 +156,7 @@ class Pool:
         decision = self._composer.decide(pool, update=update)
         if not self._has_warned and (text := nothing_to_train(decision, update=update)):
             self._has_warned = True
-            warnings.warn(text, NothingToTrainWarning, stacklevel=2)
+            self._tell(text)
         if self._recorder is not None:
             self._recorder.compose(decision, update=update, composer=self._composer)
         for _ in range(len(pool) - len(self._pending)):
@@ -167,6 +167,9 @@ class Pool:
         self._forget(update)
         metrics = _metrics(decision, update=update, queued=len(self._queue))
         return Batch(update, trained, decision.weights, dropped, metrics)
+
+    def _tell(self, text: str) -> None:
+        warnings.warn(text, NothingToTrainWarning, stacklevel=3)
 
     def _read(self, update: int) -> list[Candidate]:
         """Pending rows, then fresh ones as far as there is room, each in arrival order."""
@@ -314,8 +317,10 @@ def _row_state(row: Row, first_seen: int, names: dict[str, int]) -> list[Any]:
 
 
 def _row_of_state(entry: Sequence[Any], names: Sequence[str]) -> tuple[Row, int]:
-    rollout, turn, task, version, first_seen, *numbers = entry
-    return checked(Row(names[rollout], turn, names[task], version, Measured(*numbers))), int(first_seen)
+    rollout, turn, task, version, first_seen, reason, disagreement, tokens, valid_tokens, *whole = entry
+    rollout_turns, rollout_valid_tokens = whole
+    measured = Measured(reason, disagreement, tokens, valid_tokens, rollout_turns, rollout_valid_tokens)
+    return checked(Row(names[rollout], turn, names[task], version, measured)), int(first_seen)
 
 
 def _drops(decision: Decision, update: int) -> list[tuple[Candidate, Fate]]:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from divopd.adapters.trinity import DivOPDSampleStrategy, read_rows, row_of, wri
 from divopd.errors import CheckpointError, InputError
 from divopd.turns import Turn, group_into_rollouts
 from foreign_turns import BATCH_SIZE, figures_of, recorded_turns, replayed
+from lone_ray import lone_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of Ray and Trinity are not ours
 NAME = "divopd.adapters.trinity.DivOPDSampleStrategy"
@@ -31,23 +31,16 @@ NAME = "divopd.adapters.trinity.DivOPDSampleStrategy"
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    with TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", include_dashboard=False, num_cpus=2, _temp_dir=folder, log_to_driver=False)
+    with lone_ray(cpus=2):
         yield
-        ray.shutdown()
 
 
 class Explorer:
     """A queue of Trinity's, and who writes into it: a list a rollout, as Trinity's explorer does."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        self.storage = ExperienceBufferConfig(
-            **{
-                **{"name": f"turns-{folder.name}", "storage_type": "queue", "path": str(folder / "written.jsonl")},
-                **{"max_read_timeout": 1, "batch_size": BATCH_SIZE, **changes},
-            }
-        )
+    def __init__(self, folder: Path) -> None:
+        written = {"name": f"turns-{folder.name}", "storage_type": "queue", "path": str(folder / "written.jsonl")}
+        self.storage = ExperienceBufferConfig(**written, max_read_timeout=1, batch_size=BATCH_SIZE)
         source = TrainerInput(experience_buffer=self.storage)
         self.config = BufferConfig(train_batch_size=BATCH_SIZE, cache_dir=str(folder / "buffer"), trainer_input=source)
         self.writer = get_buffer_writer(self.storage)
@@ -63,6 +56,13 @@ class Explorer:
 
     def end(self) -> None:
         asyncio.run(self.writer.release())
+
+
+@pytest.fixture
+def explorer(tmp_path: Path) -> Iterator[Explorer]:
+    explorer = Explorer(tmp_path)
+    yield explorer
+    ray.kill(explorer.writer.queue)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_trinity(turn: Turn) -> Experience:
@@ -90,10 +90,9 @@ def keys(rows: list[Experience]) -> list[list]:
 
 
 @pytest.mark.parametrize("method", ["divopd", "vanilla", "divopd-focus"])
-def test_batches_weights_and_figures_are_those_of_replay(method: str, tmp_path: Path) -> None:
+def test_batches_weights_and_figures_are_those_of_replay(method: str, explorer: Explorer, tmp_path: Path) -> None:
     """The trainer gets, step by step, the rows that `divopd replay` selects; figures are in Trinity's metrics."""
     turns = recorded_turns()
-    explorer = Explorer(tmp_path)
     strategy = explorer.strategy(method=method)
     for update, expected in enumerate(replayed(turns, tmp_path, method)):
         explorer.put([turn for turn in turns if turn.available_at == update])
@@ -107,9 +106,9 @@ def test_batches_weights_and_figures_are_those_of_replay(method: str, tmp_path: 
         assert metrics["sample/model_version/max"] <= update
 
 
-def test_a_restart_in_the_middle_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_restart_in_the_middle_goes_on_as_if_nothing_had_happened(explorer: Explorer, tmp_path: Path) -> None:
     """Trinity's own file of the trainer's state brings the pool back, rows and all; the queue lives on."""
-    turns, explorer = recorded_turns(), Explorer(tmp_path)
+    turns = recorded_turns()
     written = {row.eid.rid + f"/{row.eid.step}": row for row in map(as_trinity, turns)}
     strategy = explorer.strategy()
     for update, expected in enumerate(replayed(turns, tmp_path, "divopd")):
@@ -128,13 +127,12 @@ def test_a_restart_in_the_middle_goes_on_as_if_nothing_had_happened(tmp_path: Pa
     assert len(list((tmp_path / "buffer").iterdir())) == 2, "files of older checkpoints are removed"
 
 
-def test_no_row_is_lost_when_the_queue_runs_short(tmp_path: Path) -> None:
+def test_no_row_is_lost_when_the_queue_runs_short(explorer: Explorer, tmp_path: Path) -> None:
     """A batch that is not full is waited for; when the wait ends in vain, every row that was read is still there.
 
-    Trinity's own reader loses what it has gathered then: asked for 16 rows with 10 queued it gives none, and keeps none.
+    Trinity's own reader loses what it has gathered then: 16 asked, 10 queued: none come, and forgets them.
     """
     turns = [turn for turn in recorded_turns() if not turn.prompt_truncated and turn.version == 0]
-    explorer = Explorer(tmp_path)
     strategy = explorer.strategy()
     explorer.put(turns[:10])
     with pytest.raises(TimeoutError, match="update 0: 10 rows for a batch of 16, and none came for 1 s"):
@@ -151,10 +149,9 @@ def test_no_row_is_lost_when_the_queue_runs_short(tmp_path: Path) -> None:
     assert sorted(keys([*first, *second, *left])) == sorted([turn.rollout, turn.turn] for turn in turns[:40])
 
 
-def test_what_the_pool_has_no_room_for_stays_in_the_queue(tmp_path: Path) -> None:
+def test_what_the_pool_has_no_room_for_stays_in_the_queue(explorer: Explorer) -> None:
     """The queue's capacity goes on holding the explorers back."""
     turns = [turn for turn in recorded_turns() if not turn.prompt_truncated and turn.version == 0]
-    explorer = Explorer(tmp_path)
     strategy = explorer.strategy(pool_multiplier=2)
     explorer.put(turns[:50])
     _, metrics = sampled(strategy, 0)
@@ -162,11 +159,10 @@ def test_what_the_pool_has_no_room_for_stays_in_the_queue(tmp_path: Path) -> Non
     assert asyncio.run(strategy._certain()) > 0
 
 
-def test_a_pool_full_of_invalid_rows_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_pool_full_of_invalid_rows_does_not_stop_the_run(explorer: Explorer) -> None:
     """The valid ones among them are trained as a short batch; if there is none, the next rows are read."""
     alive = [turn for turn in recorded_turns() if not turn.prompt_truncated and turn.version == 0]
     dead = [turn for turn in recorded_turns(seed=1) if not turn.prompt_truncated and turn.version == 0]
-    explorer = Explorer(tmp_path)
     strategy = explorer.strategy(pool_multiplier=1)
     unscored = [as_trinity(turn) for turn in dead[: BATCH_SIZE + 5]]
     for number, row in enumerate(unscored):
@@ -177,10 +173,9 @@ def test_a_pool_full_of_invalid_rows_does_not_stop_the_run(tmp_path: Path) -> No
     assert (len(rows), metrics["divopd/invalid_no_teacher_logprobs"]) == (BATCH_SIZE - 5, 5)
 
 
-def test_mistakes_are_told_in_a_line(tmp_path: Path) -> None:
+def test_mistakes_are_told_in_a_line(explorer: Explorer, tmp_path: Path) -> None:
     """Turns without a number, rows without a version, another storage, no folder, a lost file."""
     turn = recorded_turns()[0]
-    explorer = Explorer(tmp_path)
     other = as_trinity(turn)
     other.logprobs = other.logprobs - 1  # pyright: ignore[reportOptionalOperand]
     asyncio.run(explorer.writer.write([as_trinity(turn), other]))
@@ -190,10 +185,10 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="model_version"):
         row_of(other)
     strategy = explorer.strategy()
-    with pytest.raises(CheckpointError, match="cannot read the pool's rows"):
+    with pytest.raises(CheckpointError, match="cannot read the rows"):
         strategy.load_state_dict({"pool": strategy.pool.state_dict(), "rows": "gone.safetensors"})
     explorer.config.cache_dir = None
-    with pytest.raises(CheckpointError, match="buffer.cache_dir is not set"):
+    with pytest.raises(CheckpointError, match=r"buffer\.cache_dir is not set"):
         explorer.strategy().state_dict()
     explorer.config.trainer_input.experience_buffer = ExperienceBufferConfig(storage_type="file", path=str(tmp_path))
     with pytest.raises(InputError, match="has storage_type 'file'; expected 'queue'"):

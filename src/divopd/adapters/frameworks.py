@@ -39,7 +39,7 @@ FRAMEWORKS = {
     framework.package: framework
     for framework in (
         Framework("trinity-rft", "0.6", "0.6.0", "divopd.adapters.trinity.DivOPDSampleStrategy", run=True),
-        Framework("TransferQueue", "0.1", "0.1.11", "divopd.adapters.transfer_queue.DivOPDSampler", run=True),
+        Framework("TransferQueue", "0.1.11", "0.1.11", "divopd.adapters.transfer_queue.DivOPDSampler", run=True),
         Framework("verl", "0.9", "0.9.1", "divopd.adapters.verl.DivOPDReplayBuffer", run=True),
         Framework("trl", "1.16", "1.16.0", "divopd.adapters.trl.DivOPDRolloutWorker", run=True),
         Framework("miles", "0.1", "0.1.0", "divopd.adapters.miles.DivOPDDataBuffer", run=False),
@@ -56,8 +56,10 @@ def require_fit(package: str) -> None:
 
 
 def unusable(package: str, error: ImportError) -> UnsupportedVersionError:
-    """What an adapter says that cannot import its framework: it is not there, does not fit, or misses a package itself."""
+    """What an adapter says that cannot import its framework: not there, another version, or it misses a package."""
     framework = FRAMEWORKS[package]
     if framework.installed() is None:
         return UnsupportedVersionError(f"{package} is not installed; pip install {package}=={framework.tried}")
-    return UnsupportedVersionError(framework.misfit() or f"{package} cannot be imported ({error}); install what it misses")
+    return UnsupportedVersionError(
+        framework.misfit() or f"{package} cannot be imported ({error}); install what it misses"
+    )

@@ -83,8 +83,7 @@ class DivOPDSampler(BaseSampler):
             raise InputError(f"asked for {got} rows of update {update}; expected at most the sampler's batch of {most}")
         if update == mine.update:
             return mine.selected, []
-        custom = partition.get_custom_meta(ready_indexes)
-        mine.pool.put([row_of(custom[index], index) for index in ready_indexes if ROW in custom.get(index, {})])
+        mine.pool.put(arrived(partition, ready_indexes))
         batch = mine.pool.compose(update, allow_short=True) if allow_short else compose_if_ready(mine.pool, update)
         if batch is None:
             return [], []
@@ -95,6 +94,14 @@ class DivOPDSampler(BaseSampler):
         mine.selected, dropped, mine.dropped = [row.payload for row in batch.rows], mine.dropped, []
         write_back(partition, batch, dropped)
         return mine.selected, [*mine.selected, *dropped]
+
+    def has_cached_result(
+        self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None
+    ) -> bool:
+        """Whether the controller may ask though too few rows are ready: the batch of this update is known."""
+        del task_name
+        mine, update = self._partitions.get(partition_id), (sampling_config or {}).get("update")
+        return mine is not None and update is not None and mine.update == update
 
     def clear_cache(self, partition_id: str) -> None:
         """Called when a partition is cleared: its rows are gone."""
@@ -136,6 +143,12 @@ def row_of(custom: dict[str, Any], index: int) -> Row:
     """A row of the queue as the pool sees it; its payload is its index."""
     rollout, turn, task, version, *numbers = custom[ROW]
     return Row(rollout, turn, task, version, Measured(*numbers), index)
+
+
+def arrived(partition: Any, ready_indexes: list[int]) -> list[Row]:
+    """The rows that are ready, in order of arrival: not that of their indexes, because freed ones are used again."""
+    ready = set(ready_indexes)
+    return [row_of(custom, i) for i, custom in partition.custom_meta.items() if i in ready and ROW in custom]
 
 
 def write_back(partition: Any, batch: Batch, dropped: list[int]) -> None:

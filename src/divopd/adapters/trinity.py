@@ -110,9 +110,11 @@ class DivOPDSampleStrategy(SampleStrategy):
         try:
             self.pool.put([row_of(row) for row in rows])
         except ConflictError as error:
-            raise InputError(f"{error}; a workflow of several turns must set eid.step, and eid.run where it runs") from None
+            raise InputError(
+                f"{error}; a workflow of several turns must set eid.step, and eid.run where it runs"
+            ) from None
 
-    # ── state: numbers beside Trinity's own in its JSON file, the rows themselves in a file of the buffer's folder ─────
+    # ── state: numbers beside Trinity's own in its JSON file, the rows themselves in a file of the buffer's folder ────
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def row_of(row: Experience) -> Row:
     return Row(eid.rid, int(eid.step), eid.tid, int(version), measured, row)
 
 
-# ── rows in a file: tensors, and what is no tensor as JSON in the file's header; Trinity's own bytes are pickled ────────
+# ── rows in a file: tensors, and what is no tensor as JSON in the file's header; Trinity's own bytes are pickled ──────
 
 
 def write_rows(path: Path, rows: Iterable[Experience]) -> None:
@@ -189,7 +191,9 @@ def read_rows(path: Path) -> list[Experience]:
                 number, _, name = key.partition(".")
                 given[int(number)][name] = file.get_tensor(key)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot read the pool's rows ({error}); restore the file, or begin anew") from None
+        raise CheckpointError(
+            f"{path}: cannot read the pool's rows ({error}); restore the file, or begin anew"
+        ) from None
     for row, tensors in zip(words, given, strict=True):
         pictures = {name.partition(".")[2]: tensors.pop(name) for name in [*tensors] if name.startswith(PICTURES)}
         row |= {**tensors, PICTURES: pictures or None}

@@ -124,12 +124,13 @@ def _make_run(args: argparse.Namespace) -> int:
 def _print_verdict(
     args: argparse.Namespace, recording: Recording, composers: dict[str, Composer], *, updates: int
 ) -> int:
+    from divopd.experiments.evidence import known_evidence
     from divopd.printable import printable
     from divopd.report.comparison import compare
     from divopd.report.verdict import judge, verdict_lines
 
     comparison = compare(recording, composers, updates=updates)
-    verdict = judge(recording, comparison, batch_size=args.batch_size, evidence=_evidence())
+    verdict = judge(recording, comparison, batch_size=args.batch_size, evidence=known_evidence())
     if verdict is None:
         raise InputError(
             f"{args.recording}: none of its {len(recording.turns)} turns can be trained; `divopd replay` without "
@@ -141,16 +142,6 @@ def _print_verdict(
     heading = f"{args.recording}: {verdict.turns} turns, {updates} updates of {args.batch_size}"
     print("\n".join([printable(heading), *verdict_lines(verdict)]))
     return 0
-
-
-def _evidence() -> dict[str, Any]:
-    """What is shipped of it; a package without the file has none."""
-    from divopd.experiments.evidence import read_evidence
-
-    try:
-        return read_evidence()
-    except (OSError, ValueError):
-        return {}
 
 
 def _cap(text: str) -> int | None:
