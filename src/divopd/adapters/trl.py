@@ -9,6 +9,9 @@ looks. `batch_size` is what one update trains: per_device_train_batch_size x gra
 and `token_budget` is 0, so that TRL counts rows, not tokens.
 """
 
+# pyright takes trl for this very file
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
 import json
 import os
 import queue
