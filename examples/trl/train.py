@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="a checkpoint of TRL's in which the worker has saved its rows")
     asked = parser.parse_args()
     worker = PlayingWorker(first_rollout=0 if asked.resume is None else 1_000_000)
-    composing = DivOPDRolloutWorker(worker, batch_size=BATCH, method="divopd", cap=2)
+    composing = DivOPDRolloutWorker(worker, batch_size=BATCH, method="divopd", cap=2, pool_multiplier=8)
     if asked.resume is not None:
         composing.load(asked.resume)
     trainer = make_trainer(worker, composing, updates=asked.updates, out=asked.out)
