@@ -22,7 +22,7 @@ from trinity.manager.state_manager import StateManager
 from divopd.adapters.trinity import DivOPDSampleStrategy, read_rows, row_of, write_rows
 from divopd.errors import CheckpointError, InputError
 from divopd.turns import Turn, group_into_rollouts
-from foreign_turns import BATCH_SIZE, figures_of, recorded_turns, replayed
+from foreign_turns import BATCH_SIZE, figures_of, recorded_turns, replay_of, replayed
 from lone_ray import lone_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of Ray and Trinity are not ours
@@ -107,11 +107,15 @@ def test_batches_weights_and_figures_are_those_of_replay(method: str, explorer: 
 
 
 def test_a_restart_in_the_middle_goes_on_as_if_nothing_had_happened(explorer: Explorer, tmp_path: Path) -> None:
-    """Trinity's own file of the trainer's state brings the pool back, rows and all; the queue lives on."""
+    """Trinity's own file of the trainer's state brings the pool back, rows and all; the queue lives on.
+
+    What was recorded meanwhile replays to the same batches.
+    """
     turns = recorded_turns()
     written = {row.eid.rid + f"/{row.eid.step}": row for row in map(as_trinity, turns)}
-    strategy = explorer.strategy()
-    for update, expected in enumerate(replayed(turns, tmp_path, "divopd")):
+    recording, replay = tmp_path / "recorded.jsonl", replayed(turns, tmp_path, "divopd")
+    strategy = explorer.strategy(record=str(recording))
+    for update, expected in enumerate(replay):
         explorer.put([turn for turn in turns if turn.available_at == update])
         rows, _ = sampled(strategy, update)
         assert keys(rows) == expected["selected"]
@@ -121,10 +125,11 @@ def test_a_restart_in_the_middle_goes_on_as_if_nothing_had_happened(explorer: Ex
             assert torch.equal(row.teacher_logprobs, original.teacher_logprobs)  # pyright: ignore[reportArgumentType]
         StateManager(str(tmp_path), trainer_name="trainer").save_trainer(update + 1, strategy.state_dict())
         saved = StateManager(str(tmp_path), trainer_name="trainer").load_trainer()
-        strategy = explorer.strategy()
+        strategy = explorer.strategy(record=str(recording))
         strategy.load_state_dict(saved["sample_strategy_state"])
     assert (tmp_path / "trainer_meta.json").stat().st_size < 100_000
     assert len(list((tmp_path / "buffer").iterdir())) == 2, "files of older checkpoints are removed"
+    assert [batch["selected"] for batch in replay_of(recording, "divopd")] == [batch["selected"] for batch in replay]
 
 
 def test_no_row_is_lost_when_the_queue_runs_short(explorer: Explorer, tmp_path: Path) -> None:
