@@ -62,9 +62,9 @@ def main(updates: int) -> None:
         shown = batch.metrics
         print(
             f"update {update + 1}: {shown['rows']} turns of {shown['rollouts']} rollouts (largest "
-            f"{shown['top1_share']:.0%} of the tokens), {shown['invalid']} dropped by the gate, {shown['stale']} stale, "
-            f"{shown['queued']} queued; KL {shown['kl_per_token']:.2f} a token, gradient {figures.gradient_norm:.1f}, "
-            f"{sum(one.success for one in played)} of {len(played)} rollouts succeeded"
+            f"{shown['top1_share']:.0%} of the tokens), {shown['invalid']} dropped by the gate, {shown['stale']} "
+            f"stale, {shown['queued']} queued; KL {shown['kl_per_token']:.2f} a token, gradient "
+            f"{figures.gradient_norm:.1f}, {sum(one.success for one in played)} of {len(played)} rollouts succeeded"
         )
     print(f"after:  {exam.play(student).percent:.0f} % of {len(exam.tasks)} tasks")
 

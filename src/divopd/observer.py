@@ -20,7 +20,8 @@ from divopd.audits.utilization import Used
 from divopd.composers.composer import Candidate, Decision
 from divopd.errors import InputError
 from divopd.metrics import Utilization, batch_figures, mean_of_last, utilization
-from divopd.pool import UNSEEN, Key, Pool, Row
+from divopd.pool import Pool, Row
+from divopd.pool_state import UNSEEN, Key
 from divopd.records import BatchFigures
 from divopd.replay import Recorded, Recording, bound
 from divopd.report.comparison import Replayed

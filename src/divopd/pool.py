@@ -11,27 +11,23 @@ thread; it can be pickled unless its payloads cannot.
 
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from divopd.composers.composer import Candidate, Decision, Settings, counted_reasons, nothing_to_train
-from divopd.errors import ConflictError, InputError, NothingToTrainWarning, NotReady, StateError
-from divopd.rows import Measured, Row, checked, measure
+from divopd.errors import ConflictError, InputError, NothingToTrainWarning, NotReady
 from divopd.methods import make_composer
 from divopd.metrics import batch_figures
+from divopd.pool_state import STATE_FORMAT, UNSEEN, Encode, Key, Left, Loaded, row_state
+from divopd.rows import Measured, Row, checked, measure
 from divopd.turns import Fate
 
 if TYPE_CHECKING:
     from divopd.recorder import Recorder
 
 __all__ = ["Batch", "Measured", "NotReady", "Pool", "Row", "measure"]
-
-Key = tuple[str, int]
-Encode = Callable[[Any], Any]  # a payload as JSON types, and back
-UNSEEN = -1  # first_seen of a row that is still in the queue
-STATE_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -47,13 +43,6 @@ class Batch:
     weights: list[float]
     dropped: list[tuple[Row, Fate]]
     metrics: dict[str, float]
-
-
-class Left(NamedTuple):
-    """A row that left the pool, without its payload, and what became of it."""
-
-    row: Row
-    fate: Fate
 
 
 class Pool:
@@ -226,9 +215,9 @@ class Pool:
         """All that the next batch depends on, as JSON types: a few numbers a row, and payloads only if `encode` is
         given, which makes JSON of one."""
         names: dict[str, int] = {}
-        pending = [_row_state(self._held[c.key], c.first_seen, names) for c in self._pending]
-        queued = [_row_state(self._held[c.key], UNSEEN, names) for c in self._queue]
-        left = [[*_row_state(row, UNSEEN, names), *fate] for row, fate in self._left.values()]
+        pending = [row_state(self._held[c.key], c.first_seen, names) for c in self._pending]
+        queued = [row_state(self._held[c.key], UNSEEN, names) for c in self._queue]
+        left = [[*row_state(row, UNSEEN, names), *fate] for row, fate in self._left.values()]
         state = {
             "format": STATE_FORMAT,
             "settings": asdict(self.settings),
@@ -251,11 +240,7 @@ class Pool:
         A state of other settings is a StateError that names the setting. Payloads come back by `decode`, where they
         were saved; without them the rows are listed by `missing`.
         """
-        self._check_settings(state)
-        try:
-            loaded = _Loaded.of(state, decode)
-        except (KeyError, TypeError, ValueError, IndexError, InputError) as error:
-            raise StateError(f"this is no state of a pool ({error!r}); pass what state_dict() gave") from None
+        loaded = Loaded.of(state, decode, settings=self.settings)
         if self._recorder is not None:
             self._recorder.go_on(state.get("recorded"))
         self._held = {row.key: row for row, _ in (*loaded.pending, *loaded.queued)}
@@ -264,63 +249,11 @@ class Pool:
         self._left = {left.row.key: left for left in loaded.left}
         self._missing, self._composed = loaded.missing, loaded.composed
 
-    def _check_settings(self, state: dict[str, Any]) -> None:
-        saved = state.get("settings") if isinstance(state, dict) else None  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not isinstance(saved, dict) or state.get("format") != STATE_FORMAT:
-            raise StateError("this is no state of a pool, or one of another format; pass what state_dict() gave")
-        for name, value in asdict(self.settings).items():
-            if name not in saved or saved[name] != value:
-                raise StateError(
-                    f"the saved state has {name} {saved.get(name)!r}, this pool has {value!r}; make the pool with the "
-                    "settings of the state, or begin without one"
-                )
-
 
 def _recorder(path: Path | str) -> "Recorder":
     from divopd.recorder import Recorder  # it brings the store along: for those who record
 
     return Recorder(path)
-
-
-class _Loaded(NamedTuple):
-    """A state, read and checked."""
-
-    pending: list[tuple[Row, int]]
-    queued: list[tuple[Row, int]]
-    left: list[Left]
-    missing: set[Key]
-    composed: int
-
-    @classmethod
-    def of(cls, state: dict[str, Any], decode: Encode | None) -> "_Loaded":
-        names = [str(name) for name in state["names"]]
-        pending, queued = ([_row_of_state(entry, names) for entry in state[part]] for part in ("pending", "queued"))
-        held = [row.key for row, _ in (*pending, *queued)]
-        if len(set(held)) < len(held):
-            raise ValueError("a row occurs twice")
-        payloads = state.get("payloads") if decode is not None else None
-        if payloads is not None and decode is not None:
-            known = {key: decode(saved[0]) for key, saved in zip(held, payloads, strict=True) if saved is not None}
-        else:
-            known = {}
-        pending, queued = (
-            [(replace(row, payload=known.get(row.key)), seen) for row, seen in part] for part in (pending, queued)
-        )
-        left = [Left(_row_of_state(entry[:-3], names)[0], Fate(*entry[-3:])) for entry in state["left"]]
-        return cls(pending, queued, left, set(held) - known.keys(), int(state["composed"]))
-
-
-def _row_state(row: Row, first_seen: int, names: dict[str, int]) -> list[Any]:
-    """A row as a list of numbers; ids and tasks are places in a list of names, because rows share them."""
-    rollout, task = (names.setdefault(name, len(names)) for name in (row.rollout, row.task))
-    return [rollout, row.turn, task, row.version, first_seen, *row.measured.numbers]
-
-
-def _row_of_state(entry: Sequence[Any], names: Sequence[str]) -> tuple[Row, int]:
-    rollout, turn, task, version, first_seen, reason, disagreement, tokens, valid_tokens, *whole = entry
-    rollout_turns, rollout_valid_tokens = whole
-    measured = Measured(reason, disagreement, tokens, valid_tokens, rollout_turns, rollout_valid_tokens)
-    return checked(Row(names[rollout], turn, names[task], version, measured)), int(first_seen)
 
 
 def _drops(decision: Decision, update: int) -> list[tuple[Candidate, Fate]]:

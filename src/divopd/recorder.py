@@ -103,8 +103,8 @@ def _record_of(row: Row, available_at: int) -> dict[str, Any]:
     source = row.measured.source
     if source is None:
         raise InputError(
-            f"rollout {row.rollout!r} turn {row.turn}: there are no lists to record; make `measured` by measure() in the "
-            "process of the pool, or a pool that does not record"
+            f"rollout {row.rollout!r} turn {row.turn}: there are no lists to record; make `measured` by measure() in "
+            "the process of the pool, or a pool that does not record"
         )
     ids = {name: _ids(getattr(source, name)) for name in ("prompt_ids", "response_ids")}
     success = source.success if row.success is None else row.success
@@ -149,7 +149,9 @@ def read_batches(turns: Path) -> list[Composed]:
         composed = _composed(line, where=where)
         last = found[-1] if found else Composed(0, replace(composed.entry, update=-1))
         if composed.entry.update <= last.entry.update or composed.arrived < last.arrived:
-            raise TurnFormatError(f"{where}: update {composed.entry.update} follows {last.entry.update}; expected rising ones")
+            raise TurnFormatError(
+                f"{where}: update {composed.entry.update} follows {last.entry.update}; expected rising ones"
+            )
         found.append(composed)
     return found
 

@@ -1,6 +1,5 @@
 """Rows for the pool: what a composer must know of a turn, measured from lists, arrays or tensors of any framework."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from operator import index
@@ -88,8 +87,8 @@ def measure(
 ) -> Measured:
     """Gate a turn and measure its disagreement from the log probabilities and masks of its response tokens.
 
-    Lists, arrays, tensors (on any device, of any type) or None. What is missing, misaligned or not finite makes the turn
-    invalid with the reason of specification §2, and never raises. `teacher_mask` None: every score is usable.
+    Lists, arrays, tensors (on any device, of any type) or None. What is missing, misaligned or not finite makes the
+    turn invalid with the reason of specification §2, and never raises. `teacher_mask` None: every score is usable.
     `response_tokens`: the length of the response; without it the longest of the lists is taken for it.
     """
     lists = [_numbers(values) for values in (student, teacher, mask, teacher_mask)]

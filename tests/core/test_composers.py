@@ -153,9 +153,7 @@ def test_uniform_draws_are_uniform_and_seeded() -> None:
     first = {}
     for seed in range(400):
         numbers = {"batch_size": 1, "pool_multiplier": 10, "seed": seed}
-        first[seed], again = (
-            compose(pool, update=0, method="divopd-base", **numbers).rows[0].turn for _ in range(2)
-        )
+        first[seed], again = (compose(pool, update=0, method="divopd-base", **numbers).rows[0].turn for _ in range(2))
         assert again == first[seed]
     counts = Counter(first.values())
     assert set(counts) == set(range(10))

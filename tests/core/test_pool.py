@@ -86,14 +86,21 @@ def test_pool_store_and_replay_compose_the_same_batches(
                     store.put(rollout)
             pool.put(arriving(rollouts, update))
             assert pool.rows(update) == store.rows(composer, update=update)
-            batch, journaled = pool.compose(update, allow_short=True), store.compose(composer, update=update, epoch=epoch)
+            batch, journaled = (
+                pool.compose(update, allow_short=True),
+                store.compose(composer, update=update, epoch=epoch),
+            )
             keys = [row.key for row in batch.rows]
             assert keys == journaled.entry.selected == [c.key for c in decision.selected]
             assert batch.weights == journaled.weights == decision.weights
             dropped = Counter(fate.kind for _, fate in batch.dropped)
-            assert dropped == Counter(stale=len(decision.stale), invalid=len(decision.invalid), aged_out=len(decision.aged_out))
+            assert dropped == Counter(
+                stale=len(decision.stale), invalid=len(decision.invalid), aged_out=len(decision.aged_out)
+            )
             assert [key for key, fate in fates(batch) if fate.kind == "stale"] == journaled.entry.stale
-            assert [(*key, fate.reason) for key, fate in fates(batch) if fate.kind == "invalid"] == journaled.entry.invalid
+            assert [
+                (*key, fate.reason) for key, fate in fates(batch) if fate.kind == "invalid"
+            ] == journaled.entry.invalid
             assert [key for key, fate in fates(batch) if fate.kind == "aged_out"] == journaled.entry.aged_out
             assert batch.metrics["pending"] == len(decision.pending)
 
@@ -252,7 +259,9 @@ def test_the_state_of_192_pending_rows_is_small() -> None:
         for number in range(32):
             rollout = f"7d3f9c1e-8a52-4b6f-9d0e-{update:04d}{number:08d}-0"
             rows = [measure([-0.731] * 500, [-1.234] * 500, [1] * 500, prompt_tokens=9500) for _ in range(8)]
-            pool.put(Row(rollout, turn, f"{task}/{number}", update, one, [0.0] * 10_000) for turn, one in enumerate(rows))
+            pool.put(
+                Row(rollout, turn, f"{task}/{number}", update, one, [0.0] * 10_000) for turn, one in enumerate(rows)
+            )
         batch = pool.compose(update)
     assert batch.metrics["pending"] == 192
     assert len(json.dumps(pool.state_dict())) < 100_000
@@ -279,7 +288,11 @@ def test_payloads_are_saved_if_asked() -> None:
     state = saved(pool, encode=lambda payload: payload and payload.hex())
     restored.load_state_dict(state, decode=lambda text: text and bytes.fromhex(text))
     assert restored.missing() == []
-    assert [row.payload for update in range(3) for row in restored.compose(update).rows] == [b"\x00\xff", None, b"\x00\xff"]
+    assert [row.payload for update in range(3) for row in restored.compose(update).rows] == [
+        b"\x00\xff",
+        None,
+        b"\x00\xff",
+    ]
     restored.load_state_dict(state)
     assert len(restored.missing()) == 3
 
@@ -352,7 +365,7 @@ def test_misuse_is_told() -> None:
         replace(good, measured=None),
     ]
     for row in wrong:
-        with pytest.raises(InputError, match="expected|known"):
+        with pytest.raises(InputError, match=r"expected|known"):
             pool.put([Row.of(turn("b", 0)), row])
     assert len(pool) == 0
     with pytest.raises(InputError):
@@ -434,7 +447,7 @@ def test_any_librarys_lists_measure_alike(kind: Any) -> None:
     ],
 )
 def test_measuring_never_raises(lists: tuple[Any, ...], reason: str) -> None:
-    """Without the length of the response, the longest list is taken for it; what is no list of numbers is misaligned."""
+    """Without the length of the response, the longest list counts; what is no list of numbers is misaligned."""
     measured = measure(*lists, prompt_tokens=3)
     assert measured.reason == reason
     assert reason in REASONS

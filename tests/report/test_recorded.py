@@ -24,7 +24,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_reads_it(recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_reads_it(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """replay, report, why, explain and the audits, those aside that need seconds or weights."""
     monkeypatch.chdir(recorded)
     rollout = read_turns("t.jsonl")[0].rollout

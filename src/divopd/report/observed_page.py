@@ -58,8 +58,8 @@ def conclusion(verdict: Verdict | None) -> str:
         return f"Hardly: {name} would train some other rows, but few rollouts more."
     why = "rows arrive faster than they are trained, and" if verdict.load > CHOICE else "although few rows compete,"
     return (
-        f"Yes, for the batches: {why} {name} would train much of what {verdict.baseline} leaves unused. Whether a student "
-        "learns more from it is another question, see the evidence below."
+        f"Yes, for the batches: {why} {name} would train much of what {verdict.baseline} leaves unused. Whether a "
+        "student learns more from it is another question, see the evidence below."
     )
 
 
