@@ -49,14 +49,19 @@ def _single(values: Iterable[float] | None) -> list[float] | None:
 def replayed(turns: list[Turn], folder: Path, method: str) -> list[dict]:
     """What `divopd replay --json` says of these turns, an object an update."""
     write_turns(folder / "turns.jsonl", turns)
-    said = StringIO()
-    settings = ["--method", method, "--batch-size", str(BATCH_SIZE), "--updates", str(UPDATES), "--json"]
-    with redirect_stdout(said):
-        assert main(["replay", str(folder / "turns.jsonl"), *settings]) == 0
-    batches = [json.loads(line) for line in said.getvalue().splitlines()]
+    batches = replay_of(folder / "turns.jsonl", method)
     assert all(len(batch["selected"]) == BATCH_SIZE for batch in batches), "a framework would wait here"
     assert sum(batch["stale"] for batch in batches), "nothing is stale: a wrong number of the update would not be seen"
     return batches
+
+
+def replay_of(recording: Path, method: str) -> list[dict]:
+    """The same of a file, which may be the one that a pool has recorded."""
+    said = StringIO()
+    settings = ["--method", method, "--batch-size", str(BATCH_SIZE), "--updates", str(UPDATES), "--json"]
+    with redirect_stdout(said):
+        assert main(["replay", str(recording), *settings]) == 0
+    return [json.loads(line) for line in said.getvalue().splitlines()]
 
 
 def figures_of(turns: list[Turn], selected: list[list], *, update: int) -> dict[str, float]:

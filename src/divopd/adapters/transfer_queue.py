@@ -17,6 +17,7 @@ from typing import Any
 from divopd.adapters.feeding import compose_if_ready, figures
 from divopd.adapters.frameworks import require_fit, unusable
 from divopd.errors import InputError
+from divopd.methods import make_composer
 from divopd.pool import Batch, Measured, Pool, Row
 
 try:
@@ -54,7 +55,7 @@ class DivOPDSampler(BaseSampler):
         super().__init__()
         self._make = {"method": method, **settings}
         self._partitions: dict[str, Partition] = {}
-        self._pool()  # wrong settings are told here, not in the controller
+        make_composer(**self._make)  # wrong settings are told here, not in the controller
 
     def _pool(self) -> Pool:
         return Pool(**self._make)

@@ -55,7 +55,7 @@ class DivOPDSampleStrategy(SampleStrategy):
             raise InputError(f"buffer.trainer_input.experience_buffer has storage_type {got!r}; expected 'queue'")
         self.reader: Any = get_buffer_reader(source)
         self.pool = Pool(method, **{"batch_size": buffer_config.train_batch_size, **settings})
-        self.folder = buffer_config.cache_dir
+        self.folder, self.update = buffer_config.cache_dir, -1  # the last one composed
         if find_method(method).weights is not equal_rows:
             get_logger(__name__).warning(f"{method} weighs its rows: multiply the advantages by batch['divopd_weight']")
 
@@ -83,6 +83,7 @@ class DivOPDSampleStrategy(SampleStrategy):
             if batch is None:
                 await self._wait(update)
             elif batch.rows:
+                self.update = update
                 return batch
 
     async def _read(self, update: int) -> None:
@@ -126,17 +127,18 @@ class DivOPDSampleStrategy(SampleStrategy):
             raise CheckpointError("buffer.cache_dir is not set; Trinity's check_and_update() sets it: call it first")
         rows: dict[str, Experience] = {}
         state = self.pool.state_dict(encode=lambda row: rows.setdefault(row.eid.uid, row).eid.uid)
-        path = Path(self.folder) / f"divopd-rows-{state['next']:09}.safetensors"
+        path = Path(self.folder) / f"divopd-rows-{self.update + 1:09}.safetensors"
         write_rows(path, rows.values())
         for old in sorted(path.parent.glob("divopd-rows-*.safetensors"))[:-2]:  # Trinity's file may still name the last
             old.unlink()
-        return {"pool": state, "rows": path.name}
+        return {"pool": state, "rows": path.name, "update": self.update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint; an empty state is a run that begins, and so is one of another strategy."""
         if "pool" in state_dict:
             rows = {row.eid.uid: row for row in read_rows(Path(self.folder or ".") / state_dict["rows"])}
             self.pool.load_state_dict(state_dict["pool"], decode=rows.__getitem__)
+            self.update = state_dict["update"]
 
 
 def row_of(row: Experience) -> Row:
