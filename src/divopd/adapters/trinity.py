@@ -111,9 +111,7 @@ class DivOPDSampleStrategy(SampleStrategy):
         try:
             self.pool.put([row_of(row) for row in rows])
         except ConflictError as error:
-            raise InputError(
-                f"{error}; a workflow of several turns must set eid.step, and eid.run where it runs"
-            ) from None
+            raise InputError(f"{error}; a workflow of several turns must set eid.step of each") from None
 
     # ── state: numbers beside Trinity's own in its JSON file, the rows themselves in a file of the buffer's folder ────
 
