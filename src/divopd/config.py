@@ -404,7 +404,8 @@ class Config(Part):
     def gpu_plan(self) -> str:
         """The GPUs that a cluster must have, for people."""
         crew = {"learner": self.learner.ranks, "teacher": self.teacher.count}
-        crew |= {"explorer": self.explorer.processes} | ({"evaluator": 1} if self.evaluation.share is None else {})
+        crew |= {"evaluator": 1} if self.evaluation.share is None else {}
+        crew |= {"explorer": self.explorer.processes}
         parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
         total = sum(self.gpus_of(role) * count for role, count in crew.items())
         return f"{total:g} GPUs ({', '.join(parts)})"

@@ -127,7 +127,7 @@ def test_two_teachers_share_the_work_and_explorers_load_none(models: Path, tmp_p
     begin_run(settings, tmp_path / "run")
     run = WithoutTeacher(settings, tmp_path / "run", observer=Observers(), wishes=Wishes())
     run.run()
-    assert run.names == ["learner", "teacher", "teacher-1", "evaluator", "explorer-0"]
+    assert run.names == ["learner", "teacher", "teacher-1", "explorer-0"]
     with Store.open(tmp_path / "run") as store:
         audit_ledger(store)
         assert store.updates == 6
@@ -214,7 +214,7 @@ def test_a_role_that_cannot_run_ends_the_run_with_its_words(models: Path, tmp_pa
     """A bug in a user's environment costs rollouts, and then the run; no role is started again for it."""
     fragile = Path(__file__).parents[1] / "fragile_room.py"
     settings = config(models, clock="live", environment={"name": f"{fragile}:BuggyRoom"})
-    with pytest.raises(DivopdError, match=r"(explorer-0|evaluator) cannot go on; .* ZeroDivisionError"):
+    with pytest.raises(DivopdError, match=r"explorer-0 cannot go on; .* ZeroDivisionError"):
         train_small(tmp_path / "run", settings)
 
 

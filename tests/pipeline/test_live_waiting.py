@@ -211,7 +211,7 @@ class Troubled(LiveRun):
         self.started.append(name)
         if name == "teacher" and self.started.count(name) == 1:
             return Working(0, 7)
-        return Working({"preflight": 0, "learner": 5, "evaluator": 5}.get(name, 10**6), 0)
+        return Working({"preflight": 0, "learner": 5, "explorer-0": 5}.get(name, 10**6), 0)
 
     @property
     def started(self) -> list[str]:

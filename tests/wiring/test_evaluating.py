@@ -68,6 +68,19 @@ def test_every_evaluation_has_the_same_draws(wired: WiredRuns) -> None:
     assert len({tuple(one.actions) for one in first}) == len(first)
 
 
+@pytest.mark.slow
+def test_the_explorers_engine_examines_as_an_engine_of_its_own(wired: WiredRuns) -> None:
+    """The same weights and seed: the same answers, task by task; training rollouts beside them are as without them."""
+    shared, apart = wired.get("shared", "live"), wired.get("apart", "live")
+    assert sorted(shared.evaluated()) == sorted(apart.evaluated()) == [0, 1, 2, 3]
+    for version, rollouts in shared.evaluated().items():
+        assert [one.actions for one in rollouts] == [one.actions for one in apart.evaluated()[version]]
+    here, there = (one.run.asked("train") for one in (shared, apart))
+    both = min(len(here), len(there)) - 2  # the last ones are cut off in the middle
+    assert [(one.task, one.actions) for one in here[:both]] == [(one.task, one.actions) for one in there[:both]]
+    assert both > 7
+
+
 def test_an_evaluation_tells_what_its_rollouts_came_to(wired: WiredRuns) -> None:
     """Success rate and turns are those that the rooms saw."""
     recorded = wired.get("still")

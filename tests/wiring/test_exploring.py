@@ -22,7 +22,10 @@ def gap(row: Sequence[float] | None, model: LlamaForCausalLM, turn: Turn) -> flo
     return (fresh - torch.tensor(row, dtype=torch.float64)).abs().max().item()
 
 
-@pytest.mark.parametrize(("name", "clock"), [("adaptive", "simulated"), ("adaptive", "live"), ("seldom", "simulated")])
+@pytest.mark.parametrize(
+    ("name", "clock"),
+    [("adaptive", "simulated"), ("adaptive", "live"), ("seldom", "simulated"), ("turning", "live")],
+)
 def test_a_rows_version_is_that_of_the_weights_that_made_it(wired: WiredRuns, name: str, clock: str) -> None:
     """A fresh pass of the published weights of its version finds its log probabilities again; of others it does not."""
     run = wired.get(name, clock).run
@@ -43,6 +46,14 @@ def test_a_rollout_that_outlasts_its_weights_keeps_the_version_of_its_start(wire
     played = wired.get("adaptive", "live").played()
     assert any(one.published[-1] > one.published[0] for _, one in played)
     assert all(row.version <= one.published[0] for rows, one in played for row in rows)
+
+
+def test_weights_change_within_a_rollout(wired: WiredRuns) -> None:
+    """Where versions go by turn, a rollout that outlasts its weights goes on with newer ones, never with older."""
+    rollouts = wired.get("turning", "live").run.rollouts().values()
+    versions = [[turn.version for turn in turns] for turns in rollouts]
+    assert sum(len(set(one)) > 1 for one in versions) >= 2
+    assert all(one == sorted(one) for one in versions)
 
 
 def test_explorers_get_every_version_that_the_sync_interval_names(wired: WiredRuns) -> None:
