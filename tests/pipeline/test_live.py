@@ -86,9 +86,8 @@ def test_explorers_take_synced_versions_and_old_ones_go(
     assert run.versions() == kept
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[] if name == "divopd-r" else pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.slow  # tests/wiring has live runs among the default tests
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
     """Three updates by processes of all roles, the last one evaluated, and an account that adds up."""
     changes = {"learner": {"updates": 3, "max_wait_s": 20}, "recovery": {"patience": 1, "takeover": 2}}

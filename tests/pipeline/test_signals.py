@@ -93,10 +93,14 @@ def versions(folder: Path) -> tuple[int, int]:
     return state["version"], state["world"]["acting_version"]
 
 
-@pytest.mark.parametrize("changes", [{}, SELDOM, {"method": "turnopd"}], ids=["plain", "seldom sync", "turnopd"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, SELDOM, pytest.param({"method": "turnopd"}, marks=pytest.mark.slow)],
+    ids=["plain", "seldom sync", "turnopd"],
+)
 def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_path: Path, changes: dict) -> None:
     """Stops between any two turns of exploring and evaluating: the same ledger, success rates and log probabilities."""
-    settings = config(models, learner={"updates": 9, "checkpoint_every": 50}, **changes)
+    settings = config(models, learner={"updates": 6, "checkpoint_every": 50}, **changes)
     train_small(tmp_path / "whole", settings)
     seen = stop_often(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
@@ -108,7 +112,7 @@ def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_pat
 def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> None:
     """On the simulated clock: SIGUSR1 makes a checkpoint and the run goes on; SIGTERM says so, saves the newest update
     and exits with 143; --resume ends with the ledger of a run that never stopped."""
-    settings = config(models, learner={"updates": 60, "checkpoint_every": 1000}, evaluation={"every": 60, "tasks": 1})
+    settings = config(models, learner={"updates": 40, "checkpoint_every": 1000}, evaluation={"every": 40, "tasks": 1})
     run = tmp_path / "run"
     begin_run(settings, run)
     with training(run) as process:
@@ -126,7 +130,7 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
         "divopd: SIGTERM: makes a checkpoint and ends within 25 s, a second SIGTERM ends it at once; "
         f"go on with: divopd train --resume {run}\n"
     )
-    assert middle + 2 < updates(run) < 60
+    assert middle + 2 < updates(run) < 40
     assert checkpointed(run) == updates(run) - 1
     train_small(run, settings)
     train_small(tmp_path / "whole", settings)
