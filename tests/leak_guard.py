@@ -82,7 +82,7 @@ def children() -> dict[int, str]:
 
 
 def _descended() -> list[int]:
-    """Children of this process where the system lists them, which is quickly read; else all processes that there are."""
+    """Children of this process where the system lists them, which is quickly read; else all processes."""
     if os.path.exists(f"{PROC}/self/task/{os.getpid()}/children"):
         numbers: list[int] = []
         for task in os.listdir(f"{PROC}/self/task"):

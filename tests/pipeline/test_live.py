@@ -38,6 +38,7 @@ def wait_for_updates(folder: Path, updates: int) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_role_whose_parent_died_while_it_was_starting_ends(models: Path, tmp_path: Path) -> None:
     """It knows by number who started it: when it looks, that process is not its parent any more."""
     begin_run(config(models, clock="live"), tmp_path / "run")

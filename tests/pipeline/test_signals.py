@@ -111,8 +111,8 @@ def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_pat
 
 def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> None:
     """On the simulated clock: SIGUSR1 makes a checkpoint and the run goes on; SIGTERM says so, saves the newest update
-    and exits with 143; --resume ends with the ledger of a run that never stopped."""
-    settings = config(models, learner={"updates": 40, "checkpoint_every": 1000}, evaluation={"every": 40, "tasks": 1})
+    and exits with 143. How a run goes on that was asked to stop is above."""
+    settings = config(models, learner={"updates": 60, "checkpoint_every": 1000}, evaluation={"every": 60, "tasks": 1})
     run = tmp_path / "run"
     begin_run(settings, run)
     with training(run) as process:
@@ -130,11 +130,8 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
         "divopd: SIGTERM: makes a checkpoint and ends within 25 s, a second SIGTERM ends it at once; "
         f"go on with: divopd train --resume {run}\n"
     )
-    assert middle + 2 < updates(run) < 40
+    assert middle + 2 < updates(run) < 60
     assert checkpointed(run) == updates(run) - 1
-    train_small(run, settings)
-    train_small(tmp_path / "whole", settings)
-    assert outcome(run)[:2] == outcome(tmp_path / "whole")[:2]
 
 
 def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import torch
 from wired_runs import WiredRuns, history
 from word_model import likelihood, load_model, response_of
 
-BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
+HELPED_LIVE = pytest.param("helped", "live", marks=pytest.mark.slow)  # seven processes: half a minute of a core
+ADAPTIVE_AND_HELPED = pytest.mark.parametrize(
+    ("name", "clock"), [("adaptive", "simulated"), ("adaptive", "live"), ("helped", "simulated"), HELPED_LIVE]
+)
 
 
-@pytest.mark.parametrize("name", ["adaptive", "helped"])
-@BOTH_CLOCKS
+@ADAPTIVE_AND_HELPED
 def test_every_version_plays_the_first_tasks_of_the_evaluation_split(wired: WiredRuns, name: str, clock: str) -> None:
     """Each once, in order, each to the horizon; training never sees one of them, nor evaluation one of training."""
     recorded = wired.get(name, clock)
@@ -27,7 +29,7 @@ def test_every_version_plays_the_first_tasks_of_the_evaluation_split(wired: Wire
         ("adaptive", "simulated"),
         ("adaptive", "live"),
         ("helped", "simulated"),
-        ("helped", "live"),
+        HELPED_LIVE,
         ("seldom", "simulated"),
     ],
 )

@@ -26,6 +26,7 @@ from divopd.printable import one_line
 MOST_TASKS = 1_000_000  # of a split of a user's class
 MOST_NAME = 10_000  # characters of the name of a task
 
+
 @dataclass(frozen=True, kw_only=True)
 class Alfworld:
     """`games`: official, small or large. `engine`: native, or package for the real alfworld package (slow)."""
