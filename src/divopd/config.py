@@ -421,7 +421,7 @@ class Config(Part):
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=120)
 
 
-@cache  # what is installed does not change under a process, and to look it up takes as long as an update of a small model
+@cache  # what is installed does not change under a process; to look it up takes as long as an update of a small model
 def package_versions() -> dict[str, str]:
     """The versions of the installed packages that a run depends on."""
     found = {}

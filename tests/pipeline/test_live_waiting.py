@@ -14,8 +14,8 @@ from divopd.models.weights import gathered_weights
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveWorld
-from divopd.pipeline.processes import LiveRun
 from divopd.pipeline.models import load_student
+from divopd.pipeline.processes import LiveRun
 from divopd.pipeline.roles import evaluate, teach
 from divopd.pipeline.wishes import Stopped, Wishes
 from divopd.records import Observers

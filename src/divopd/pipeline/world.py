@@ -46,9 +46,9 @@ def refuse_to_pause(backlog: int, *, bound: int | None, waited_s: float, limit_s
     """
     if bound is not None and backlog >= bound and waited_s > limit_s:
         raise InputError(
-            f"explorers pause because {backlog} turns wait (explorer.max_backlog is {bound}), none of them can be trained, "
-            f"and nothing has arrived for {waited_s:.0f} s; raise explorer.max_backlog above composer.batch_size, or leave it out; "
-            "`divopd why RUN ROLLOUT` tells why a turn is not trained"
+            f"explorers pause because {backlog} turns wait (explorer.max_backlog is {bound}), none of them can be "
+            f"trained, and nothing has arrived for {waited_s:.0f} s; raise explorer.max_backlog above "
+            "composer.batch_size, or leave it out; `divopd why RUN ROLLOUT` tells why a turn is not trained"
         )
 
 
