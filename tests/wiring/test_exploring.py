@@ -29,7 +29,12 @@ def gap(row: Sequence[float] | None, model: LlamaForCausalLM, turn: Turn) -> flo
 
 @pytest.mark.parametrize(
     ("name", "clock"),
-    [("adaptive", "simulated"), ("adaptive", "live"), ("seldom", "simulated"), ("turning", "live")],
+    [
+        ("adaptive", "simulated"),
+        ("adaptive", "live"),
+        ("seldom", "simulated"),
+        pytest.param("turning", "live", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rows_version_is_that_of_the_weights_that_made_it(wired: WiredRuns, name: str, clock: str) -> None:
     """A fresh pass of the published weights of its version finds its log probabilities again; of others it does not."""
@@ -53,6 +58,7 @@ def test_a_rollout_that_outlasts_its_weights_keeps_the_version_of_its_start(wire
     assert all(row.version <= one.published[0] for rows, one in played for row in rows)
 
 
+@pytest.mark.slow
 def test_weights_change_within_a_rollout(wired: WiredRuns) -> None:
     """Where versions go by turn, a rollout that outlasts its weights goes on with newer ones, never with older."""
     rollouts = wired.get("turning", "live").run.rollouts().values()
