@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from divopd import Turn, make_composer
+from divopd import Pool, Row, Turn
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.generation import shared_prefixes
 from divopd.models.optimization import Optimization
@@ -89,9 +89,10 @@ def _compare(turns: list[Turn], *, rounds: int) -> dict:
 
 def compose(method: str, *, turns: int, batch: int) -> list[Turn]:
     """The batch that a method takes from a queue of rollouts with so many turns."""
-    composer = make_composer(method, batch_size=batch)
+    pool = Pool(method, batch_size=batch)
     queue = [turn for number in range(4 * batch // turns + 1) for turn in rollout(number, turns)]
-    return list(composer.compose(queue[: composer.room(update=0)], update=0).turns)
+    pool.put(map(Row.of, queue))
+    return [row.payload for row in pool.compose(update=0, allow_short=True).rows]
 
 
 def rollout(number: int, count: int) -> list[Turn]:

@@ -1,4 +1,4 @@
-"""DivOPD in one file: the student plays, the teacher scores, the composer fills a batch, the learner takes one step.
+"""DivOPD in one file: the student plays, the teacher scores, the pool composes a batch, the learner takes one step.
 
     python examples/loop.py [UPDATES]
 
@@ -8,17 +8,14 @@ parts at once and survives crashes; src/divopd/pipeline/training.py is its loop.
 """
 
 import sys
-from collections import deque
 from dataclasses import replace
 from itertools import count, islice
 
-from divopd import Turn, make_composer
-from divopd.composers import candidate_of
+from divopd import Pool, Row
 from divopd.environments import make_environment, tasks
 from divopd.evaluation import Exam
 from divopd.explorer import Acting, Start, play, rows_of
 from divopd.learner.torch_learner import TorchLearner
-from divopd.metrics import batch_figures
 from divopd.models.model_files import model_folder
 from divopd.models.optimization import Optimization
 from divopd.models.transformers_policy import TransformersPolicy
@@ -35,7 +32,7 @@ def main(updates: int) -> None:
     student = TransformersPolicy.load(model_folder("embedded:student"))  # weak: about one task in eight
     teacher = TransformersPolicy.load(model_folder("embedded:teacher"))  # frozen: nine tasks in ten
     learner = TorchLearner(student, Optimization(lr=3e-4))
-    composer = make_composer("divopd", batch_size=BATCH, pool_multiplier=4, cap=4, max_staleness=2)
+    pool = Pool("divopd", batch_size=BATCH, pool_multiplier=4, cap=4, max_staleness=2)  # scored turns that wait
 
     style = style_for(ENVIRONMENT, answer="terse", actions="unlisted", max_prompt_tokens=512)
     acting = Acting(style, Codec(student.tokenizer), temperature=1.0, max_response_tokens=24, seed=0)
@@ -43,7 +40,6 @@ def main(updates: int) -> None:
     training, held_out = tasks(ENVIRONMENT, "train"), tasks(ENVIRONMENT, "test")
     exam = Exam(ENVIRONMENT, tuple(held_out[:40]), replace(acting, temperature=0.4), horizon=HORIZON)
 
-    queue: deque[Turn] = deque()  # scored turns in arrival order
     numbers = count()  # of rollouts
     print(f"before: {exam.play(student).percent:.0f} % of {len(exam.tasks)} tasks")
 
@@ -55,21 +51,20 @@ def main(updates: int) -> None:
         # 2. score: the frozen teacher reads the student's own tokens
         rollouts = [rows_of(one, name=f"rollout-{one.start.number}", version=update) for one in played]
         for rollout in score_rollouts(teacher, [rollout for rollout in rollouts if rollout]):
-            queue.extend(rollout.turns)
+            pool.put(map(Row.of, rollout.turns))
 
         # 3. compose: gate, coverage, focus; what is not selected stays pending, or expires
-        fresh = composer.take((queue.popleft() for _ in range(len(queue))), update)
-        batch = composer.compose(fresh, update)
+        batch = pool.compose(update, allow_short=True)
 
         # 4. update: one policy-gradient step on the batch
-        figures = learner.update(batch.turns, batch.weights)
+        figures = learner.update([row.payload for row in batch.rows], batch.weights)
 
-        shown = batch_figures([candidate_of(turn, first_seen=update) for turn in batch.turns], update=update)
+        shown = batch.metrics
         print(
-            f"update {update + 1}: {shown.rows} turns of {shown.rollouts} rollouts (largest {shown.top1_share:.0%} of "
-            f"the tokens), {len(batch.invalid)} dropped by the gate, {len(batch.stale)} stale, {len(queue)} queued; "
-            f"KL {shown.kl_per_token:.2f} a token, gradient {figures.gradient_norm:.1f}, "
-            f"{sum(one.success for one in played)} of {len(played)} rollouts succeeded"
+            f"update {update + 1}: {shown['rows']} turns of {shown['rollouts']} rollouts (largest "
+            f"{shown['top1_share']:.0%} of the tokens), {shown['invalid']} dropped by the gate, {shown['stale']} "
+            f"stale, {shown['queued']} queued; KL {shown['kl_per_token']:.2f} a token, gradient "
+            f"{figures.gradient_norm:.1f}, {sum(one.success for one in played)} of {len(played)} rollouts succeeded"
         )
     print(f"after:  {exam.play(student).percent:.0f} % of {len(exam.tasks)} tasks")
 

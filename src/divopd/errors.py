@@ -5,12 +5,14 @@ DivopdError                     the base: one line, says what was got, what was 
 │   ├── TurnFormatError         a line of a recording is not a turn
 │   ├── RunBusyError            another command works on the run
 │   ├── UnknownNameError        no method, preset, environment … of that name
+│   ├── StateError              the saved state of a pool is of other settings, or none
 │   └── MissingExtraError       an optional part of divopd is not installed
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotAStoreError          the file is no store, is damaged, or has another format
 │   ├── ConflictError           the same id was put before with another content
 │   ├── FencedError             another learner has taken over this store
 │   └── LedgerError             the journal does not add up
+├── NotReady                    a pool has fewer rows than a batch takes
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
@@ -51,6 +53,10 @@ class UnknownNameError(InputError):
         super().__init__(f"unknown {kind} {got!r}; {hint}")
 
 
+class StateError(InputError):
+    """The saved state of a pool is of other settings, or no state at all; nothing was changed."""
+
+
 def how_to_install(extra: str) -> str:
     """The command that brings an extra. divopd is on no registry: it is installed from a clone."""
     return f"pip install -e '.[{extra}]' in the clone of divopd"
@@ -81,6 +87,17 @@ class FencedError(StoreError):
 
 class LedgerError(StoreError):
     """The journal does not add up: a batch differs from its own recomputation."""
+
+
+class NotReady(DivopdError):
+    """A pool has fewer rows than a batch takes; nothing was changed.
+
+    `rows` are there. `full`: the pool has no room for more, so that waiting does not help.
+    """
+
+    def __init__(self, message: str, *, rows: int = 0, full: bool = False) -> None:
+        super().__init__(message)
+        self.rows, self.full = rows, full
 
 
 class CheckpointError(DivopdError):

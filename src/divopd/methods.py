@@ -38,7 +38,7 @@ class Method:
     bounds_budget: bool = True  # U of nAUC is the smallest last evaluated version of the runs of such methods
 
     def make_composer(self, settings: Settings) -> Composer:
-        """A new composer of this method, without a pending turn."""
+        """A composer of this method."""
         return self.composer(settings, weights=self.weights)
 
 

@@ -81,7 +81,7 @@ def weighed_by_batch(recording: Recording, methods: Iterable[str]) -> str | None
 
 
 def replay(recording: Recording, composer: Composer, *, updates: int | None = None) -> Iterator[Decision]:
-    """One decision an update. The composer's own pending state is not touched."""
+    """One decision an update."""
     arriving: dict[int, list[int]] = {}
     for position, entry in enumerate(recording.turns):
         arriving.setdefault(entry.available_at, []).append(position)

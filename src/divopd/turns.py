@@ -170,7 +170,7 @@ def turn_from_json(record: object, *, where: str = "turn") -> Turn:
     """Check one JSON object and make it a turn; `where` (file and line) starts the error message."""
     if not isinstance(record, dict):
         raise TurnFormatError(f"{where}: got {_short(record)}, expected a JSON object with the fields of a turn")
-    values = _read(cast(dict[str, Any], record), _READERS, where=where)
+    values = _read(cast(dict[str, Any], record), where=where)
     if values["version"] > values["available_at"]:
         raise TurnFormatError(
             f"{where}: field 'version' is {values['version']}, above 'available_at' {values['available_at']}; "
@@ -179,16 +179,9 @@ def turn_from_json(record: object, *, where: str = "turn") -> Turn:
     return Turn(**values)
 
 
-def turn_from_state(record: object, *, where: str) -> Turn:
-    """A turn that a composer held and saved. Its own queue may use any ids, and need not say when the turn arrived."""
-    if not isinstance(record, dict):
-        raise TurnFormatError(f"{where}: got {_short(record)}, expected a JSON object with the fields of a turn")
-    return Turn(**_read(cast(dict[str, Any], record), _STATE_READERS, where=where))
-
-
-def _read(given: dict[str, Any], readers: "dict[str, _Reader]", *, where: str) -> dict[str, Any]:
+def _read(given: dict[str, Any], *, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, (read, expected) in readers.items():
+    for name, (read, expected) in _READERS.items():
         value = given.get(name)
         if value is None and name in _REQUIRED:
             raise TurnFormatError(f"{where}: field {name!r} is missing; expected {expected}")
@@ -202,15 +195,18 @@ def _read(given: dict[str, Any], readers: "dict[str, _Reader]", *, where: str) -
 
 
 def read_turns(path: Path | str) -> list[Turn]:
-    """All turns of a JSON-lines recording, in recorded order. A broken line stops it with a TurnFormatError."""
+    """All turns of a JSON-lines recording, in recorded order. A broken line stops it with a TurnFormatError.
+
+    A last line that breaks off is left out: whoever wrote it was killed.
+    """
     path = Path(path)
     turns: list[Turn] = []
     first_line: dict[tuple[str, int], int] = {}
-    for number, line in _lines(path):
-        turn = turn_from_json(_decode(line, where=f"{path}:{number}"), where=f"{path}:{number}")
+    for number, where, record in json_lines(path):
+        turn = turn_from_json(record, where=where)
         if turn.key in first_line:
             raise TurnFormatError(
-                f"{path}:{number}: rollout {turn.rollout!r} turn {turn.turn} was already on line "
+                f"{where}: rollout {turn.rollout!r} turn {turn.turn} was already on line "
                 f"{first_line[turn.key]}; a turn occurs once in a recording"
             )
         first_line[turn.key] = number
@@ -236,6 +232,19 @@ def write_turns(path: Path | str, turns: Iterable[Turn]) -> int:
     finally:
         partial.unlink(missing_ok=True)
     return count
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, str, object]]:
+    """Number, place (file and line) and value of every line that is not blank, without a last one that breaks off."""
+    for number, line in _lines(path):
+        where = f"{path}:{number}"
+        try:
+            value = _decode(line, where=where)
+        except TurnFormatError:
+            if number > 1 and not line.endswith(b"\n"):
+                return
+            raise
+        yield number, where, value
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -346,12 +355,6 @@ _READERS: dict[str, _Reader] = {
     "success": (_flag, "true, false or null"),
     "rollout_turns": (_count, "an integer, 0 or more, or null"),
     "rollout_valid_tokens": (_count, "an integer, 0 or more, or null"),
-}
-_WHOLE_NUMBERS: _Reader = (lambda value: _list(value, {int}), "a list of integers")
-_STATE_READERS = _READERS | {
-    "rollout": (_text, "a string"),
-    "prompt_ids": _WHOLE_NUMBERS,
-    "response_ids": _WHOLE_NUMBERS,
 }
 _REQUIRED = {"rollout", "turn", "task", "version", "available_at", "prompt_truncated"}
 FIELDS = tuple(field.name for field in fields(Turn))

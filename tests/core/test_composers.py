@@ -1,12 +1,10 @@
 """Composers: the guarantees of specification §4.2 as properties, and agreement with a literal Algorithm 1."""
 
-import json
-import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +13,8 @@ from divopd import METHODS, Turn, make_composer
 from divopd.composers import Candidate
 from divopd.composers.adaptive import offline_bound
 from divopd.errors import InputError, NothingToTrainWarning, UnknownNameError
+from divopd.pool import Batch, Pool, Row
+from divopd.turns import FateKind
 from literal import LiteralDivOPD
 from strategies import candidates, recordings, turn
 
@@ -31,6 +31,21 @@ SETTINGS = {
 
 # drawn recordings have updates at which all turns are dead, as a run may have one
 SOME_UPDATES_ARE_DEAD = pytest.mark.filterwarnings("ignore::divopd.errors.NothingToTrainWarning")
+
+
+def compose(turns: Iterable[Turn], *, update: int, method: str, **numbers: Any) -> Batch:
+    """The batch of a new pool that holds these turns."""
+    pool = Pool(method, **numbers)
+    pool.put(map(Row.of, turns))
+    return pool.compose(update, allow_short=True)
+
+
+def keys(batch: Batch) -> list[tuple[str, int]]:
+    return [row.key for row in batch.rows]
+
+
+def dropped(batch: Batch, kind: FateKind) -> list[Turn]:
+    return [row.payload for row, fate in batch.dropped if fate.kind == kind]
 
 
 def eligible(pool: list[Candidate], *, delta: int = 2) -> list[Candidate]:
@@ -62,84 +77,6 @@ def test_a_gated_batch_is_short_only_if_the_valid_pool_is(method: str, pool: lis
     assert all(c.reason is None for c in selected)
 
 
-@SOME_UPDATES_ARE_DEAD
-@given(turns=recordings(updates=6), numbers=st.fixed_dictionaries(SETTINGS), method=st.sampled_from(list(METHODS)))
-def test_composing_goes_on_identically_from_a_saved_state(turns: list[Turn], numbers: dict, method: str) -> None:
-    """A composer restored from its JSON state makes the batches the original makes."""
-    original = make_composer(method, **numbers)
-    queue = list(turns)
-    for update in range(8):
-        fresh = [queue.pop(0) for _ in range(min(original.room(update), len(queue)))]
-        restored = make_composer(method, **numbers)
-        restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
-        assert restored.room(update) == original.room(update)
-        assert restored.compose(fresh, update=update) == original.compose(fresh, update=update)
-
-
-@SOME_UPDATES_ARE_DEAD
-@pytest.mark.parametrize("method", METHODS)
-@given(turns=recordings(updates=8))
-@settings(max_examples=min(30, settings().max_examples))
-def test_nothing_is_selected_twice_ever(method: str, turns: list[Turn]) -> None:
-    """Over many updates every turn leaves the composer at most once."""
-    composer = make_composer(method, batch_size=7)
-    queue, left = list(turns), Counter()
-    for update in range(12):
-        fresh = [queue.pop(0) for _ in range(min(composer.room(update), len(queue)))]
-        batch = composer.compose(fresh, update=update)
-        exits = [*batch.turns, *batch.stale, *(t for t, _ in batch.invalid), *batch.aged_out]
-        left.update(t.key for t in exits)
-    assert max(left.values(), default=1) == 1
-
-
-@pytest.mark.parametrize("version", [0, 3])
-def test_any_turn_that_was_composed_can_be_restored(version: int) -> None:
-    """Fields left out, lists of another library's numbers, and ids that no recording allows survive the state."""
-    scores = [np.float32(-0.5), np.float32(-1.25)]
-    foreign: dict[str, Any] = {
-        "prompt_ids": np.array([-100, 1]),
-        "student_logprobs": np.array(scores),
-        "teacher_logprobs": scores,
-    }
-    turns = [
-        Turn("a", 0, "t", version, prompt_ids=[1], response_ids=[2, 3], student_logprobs=[-0.5, -1.25],
-             teacher_logprobs=[-0.25, -0.5], action_mask=[1, 1]),
-        Turn("env 7: try #2", 1, "t", version, response_ids=(2, 3), action_mask=[True, True], **foreign),
-    ]  # fmt: skip
-    original, restored = (make_composer("divopd", batch_size=2, max_staleness=9) for _ in range(2))
-    original.compose([turn("0", 0), turn("0", 1), *turns], update=version)
-    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
-    for left, expected in zip(restored.compose([], update=version).turns, turns, strict=True):
-        assert (left.key, left.version, left.available_at) == (expected.key, expected.version, expected.available_at)
-        for name in ("prompt_ids", "response_ids", "student_logprobs", "teacher_logprobs", "action_mask"):
-            assert [float(item) for item in getattr(left, name)] == [float(item) for item in getattr(expected, name)]
-
-
-# ── a batch with nothing to train ─────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_batch_without_a_valid_turn_is_told_once(method: str) -> None:
-    """The counted reasons are in the warning; the same composer says it once, another one again."""
-    for _ in range(2):
-        composer = make_composer(method, batch_size=4)
-        lost = [turn("a", 0, action_mask=None), turn("a", 1, action_mask=None), turn("b", 0, prompt_truncated=True)]
-        with pytest.warns(NothingToTrainWarning, match=r"update 0: .* 3 .*no_action_mask 2, prompt_truncated 1"):
-            composer.compose(lost, update=0)
-        composer.compose([turn("c", 0, action_mask=None)], update=1)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_batch_with_a_valid_turn_is_no_warning(method: str) -> None:
-    """Nor is an empty queue, nor one in which all turns are stale."""
-    composer = make_composer(method, batch_size=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert composer.compose([turn("a", 0), turn("a", 1, action_mask=None)], update=0).turns
-        composer.compose([], update=1)
-        composer.compose([turn("old", 0, action_mask=None)], update=9)
-
-
 # ── Algorithm 1 ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -155,21 +92,19 @@ def test_divopd_is_algorithm_1(turns: list[Turn], numbers: dict) -> None:
         delta=numbers["max_staleness"],
         W=numbers["max_pending_age"],
     )
-    composer = make_composer("divopd", **numbers)
-    ours, theirs = list(turns), list(turns)
+    pool = Pool("divopd", **numbers)
+    queue: list[Turn] = []
     for update in range(14):
-        fresh: list[Turn] = []
-        room = composer.room(update)
-        while ours and room:
-            fresh.append(ours.pop(0))
-            room -= fresh[-1].version >= composer.oldest_version(update)
-        batch = composer.compose(fresh, update=update)
-        expected = literal.update(update, theirs)
-        assert batch.turns == expected["selected"]
-        assert batch.stale == expected["stale"]
-        assert [t for t, _ in batch.invalid] == expected["invalid"]
-        assert batch.aged_out == expected["aged_out"]
-    assert ours == theirs
+        arrived = [turn for turn in turns if turn.available_at == update]
+        queue += arrived
+        pool.put(map(Row.of, arrived))
+        batch = pool.compose(update, allow_short=True)
+        expected = literal.update(update, queue)
+        assert [row.payload for row in batch.rows] == expected["selected"]
+        assert dropped(batch, "stale") == expected["stale"]
+        assert dropped(batch, "invalid") == expected["invalid"]
+        assert dropped(batch, "aged_out") == expected["aged_out"]
+        assert batch.metrics["queued"] == len(queue)
 
 
 @pytest.mark.parametrize("method", ["divopd", "divopd-base", "divopd-r"])
@@ -205,12 +140,11 @@ def test_input_order_does_not_matter(method: str, pool: list[Candidate], data: s
 
 def test_within_a_rollout_the_largest_disagreement_goes_first() -> None:
     """Ties go by turn; passes are numbered; the cap rises by one."""
-    composer = make_composer("divopd", batch_size=6, cap=2)
     turns = [turn("a", i, gap=g) for i, g in enumerate([0.1, 0.9, 0.5, 0.9])] + [
         turn("b", i, gap=1.0) for i in range(3)
     ]
-    batch = composer.compose(turns, update=0)
-    assert [t.key for t in batch.turns] == [("a", 1), ("a", 3), ("b", 0), ("b", 1), ("a", 2), ("b", 2)]
+    batch = compose(turns, update=0, method="divopd", batch_size=6, cap=2)
+    assert keys(batch) == [("a", 1), ("a", 3), ("b", 0), ("b", 1), ("a", 2), ("b", 2)]
 
 
 def test_uniform_draws_are_uniform_and_seeded() -> None:
@@ -218,12 +152,9 @@ def test_uniform_draws_are_uniform_and_seeded() -> None:
     pool = [turn("a", i) for i in range(10)]
     first = {}
     for seed in range(400):
-        composer = make_composer("divopd-base", batch_size=1, pool_multiplier=10, seed=seed)
-        first[seed] = composer.compose(pool, update=0).turns[0].turn
-        assert (
-            make_composer("divopd-base", batch_size=1, pool_multiplier=10, seed=seed).compose(pool, 0).turns[0].turn
-            == first[seed]
-        )
+        numbers = {"batch_size": 1, "pool_multiplier": 10, "seed": seed}
+        first[seed], again = (compose(pool, update=0, method="divopd-base", **numbers).rows[0].turn for _ in range(2))
+        assert again == first[seed]
     counts = Counter(first.values())
     assert set(counts) == set(range(10))
     assert max(counts.values()) < 80  # 40 expected, standard deviation 6
@@ -234,8 +165,7 @@ def test_uniform_draws_differ_by_update_and_by_rollout() -> None:
 
     def first(rollout: str, update: int) -> int:
         pool = [turn(rollout, i, version=update) for i in range(10)]
-        composer = make_composer("divopd-base", batch_size=1, pool_multiplier=10)
-        return composer.compose(pool, update=update).turns[0].turn
+        return compose(pool, update=update, method="divopd-base", batch_size=1, pool_multiplier=10).rows[0].turn
 
     assert len({first("a", update) for update in range(20)}) > 1
     assert len({first(f"r{number}", 0) for number in range(20)}) > 1
@@ -246,19 +176,12 @@ def test_uniform_draws_differ_by_update_and_by_rollout() -> None:
 
 def test_vanilla_takes_arrival_order_and_dead_rows() -> None:
     """Without a gate an invalid turn takes a slot."""
-    composer = make_composer("vanilla", batch_size=3)
     turns = [turn("a", 0), turn("a", 1, prompt_truncated=True), turn("b", 0)]
-    batch = composer.compose(
-        [
-            turn("s", 0, version=0),
-            *(turn(t.rollout, t.turn, version=5, prompt_truncated=t.prompt_truncated) for t in turns),
-        ],
-        update=7,
-    )
-    assert [t.key for t in batch.turns] == [("a", 0), ("a", 1), ("b", 0)]
-    assert [t.key for t in batch.stale] == [("s", 0)]
-    assert batch.invalid == []
-    assert composer.room(8) == 3
+    turns = [turn("s", 0, version=0), *(replace(one, version=5) for one in turns)]
+    batch = compose(turns, update=7, method="vanilla", batch_size=3)
+    assert keys(batch) == [("a", 0), ("a", 1), ("b", 0)]
+    assert dropped(batch, "stale") == turns[:1]
+    assert dropped(batch, "invalid") == []
 
 
 @given(pool=candidates(), batch=st.integers(1, 20))
@@ -311,8 +234,8 @@ def test_turnopd_moves_from_tokens_to_turns() -> None:
     """
     a = [turn("a", n, size=size, rollout_turns=2, rollout_valid_tokens=4) for n, size in ((0, 1), (1, 3))]
     b = [turn("b", n, size=size, rollout_turns=4, rollout_valid_tokens=16) for n, size in ((1, 2), (2, 6))]
-    composers = [make_composer("turnopd", total_updates=10, max_staleness=9) for _ in range(3)]
-    start, middle, late = (one.compose([*a, *b], update=n).weights for one, n in zip(composers, (0, 2, 5), strict=True))
+    numbers = {"method": "turnopd", "total_updates": 10, "max_staleness": 9}
+    start, middle, late = (compose([*a, *b], update=n, **numbers).weights for n in (0, 2, 5))
     tokens, turns = [1 / 4, 3 / 4, 2 / 16, 6 / 16], [1 / 2, 1 / 2, 1 / 4, 1 / 4]
     assert start == pytest.approx([4 * part / 1.5 for part in tokens])
     assert late == pytest.approx([4 * part / 1.5 for part in turns])
@@ -322,15 +245,15 @@ def test_turnopd_moves_from_tokens_to_turns() -> None:
 def test_turnopd_weighs_by_the_batch_what_does_not_tell_of_its_rollout() -> None:
     """Rows of the rollout in the batch, and their valid tokens, stand in; a batch of dead rows has equal weights."""
     turns = [turn("a", 0, size=1), turn("a", 1, size=3), turn("b", 0, size=7)]
-    start = make_composer("turnopd", total_updates=10).compose(turns, update=0)
+    numbers = {"method": "turnopd", "total_updates": 10, "max_staleness": 9}
+    start = compose(turns, update=0, **numbers)
     assert start.weights == pytest.approx([3 / 8, 9 / 8, 3 / 2])
-    late = make_composer("turnopd", total_updates=10, max_staleness=9).compose(turns, update=5)
-    assert late.weights == pytest.approx([3 / 4, 3 / 4, 3 / 2])
+    assert compose(turns, update=5, **numbers).weights == pytest.approx([3 / 4, 3 / 4, 3 / 2])
     told = [turn("a", 0, size=1, rollout_turns=0, rollout_valid_tokens=0), *turns[1:]]  # it says what cannot be
-    assert make_composer("turnopd", total_updates=10).compose(told, update=0).weights == start.weights
+    assert compose(told, update=0, **numbers).weights == start.weights
     dead = [replace(one, prompt_truncated=True) for one in turns]
     with pytest.warns(NothingToTrainWarning):
-        assert make_composer("turnopd", total_updates=10).compose(dead, update=0).weights == [1.0] * 3
+        assert compose(dead, update=0, **numbers).weights == [1.0] * 3
 
 
 # ── adaptive ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -432,20 +355,12 @@ def test_the_offline_bound_is_the_best_schedule(windows: list[tuple[int, int]], 
 
 
 def test_misuse_is_told() -> None:
-    """Unknown names and impossible numbers are errors that say what was expected; nothing changes."""
+    """Unknown names and impossible numbers are errors that say what was expected."""
     with pytest.raises(UnknownNameError, match="did you mean 'divopd-base'"):
         make_composer("divopd-bas")
     for wrong in ({"batch_size": 0}, {"cap": 0}, {"max_staleness": -1}, {"pool_multiplier": 0}, {"colour": 1}):
         with pytest.raises(InputError):
             make_composer("divopd", **wrong)
-    composer = make_composer("divopd", batch_size=1, pool_multiplier=2)
-    with pytest.raises(InputError, match="there is room for 2"):
-        composer.compose([turn("a", i) for i in range(3)], update=0)
-    with pytest.raises(InputError, match="passed twice"):
-        composer.compose([turn("a", 0), turn("a", 0)], update=0)
-    assert composer.room(0) == 2
-    with pytest.raises(InputError, match="method 'vanilla'"):
-        composer.load_state_dict(make_composer("vanilla").state_dict())
 
 
 # ── what no composer looks at ─────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ import pytest
 from blocks import blocks_of
 
 from browser import ARGUMENTS, CHROMIUM
-from divopd import make_composer
+from divopd import Pool, Row
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "concepts" / "allocation.md"
@@ -25,9 +25,9 @@ def queue() -> list[Any]:
 
 
 def chosen(queue: list[Any], method: str, size: int, cap: int) -> list[str]:
-    composer = make_composer(method, batch_size=size, cap=cap, pool_multiplier=len(queue))  # all of it is in the pool
-    batch = composer.compose(queue[: composer.room(update=0)], update=0)
-    return [f"{one.rollout}{one.turn}" for one in batch.turns]
+    pool = Pool(method, batch_size=size, cap=cap, pool_multiplier=len(queue))  # all of it is in the pool
+    pool.put(map(Row.of, queue))
+    return [f"{one.rollout}{one.turn}" for one in pool.compose(update=0, allow_short=True).rows]
 
 
 def test_the_text_without_javascript_is_true(queue: list[Any]) -> None:

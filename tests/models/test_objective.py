@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from divopd import Turn, make_composer
+from divopd.composers import candidate_of
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.objective import opd_loss, token_weights
 from divopd.models.optimization import Optimization
@@ -126,8 +127,9 @@ def test_focus() -> None:
     """Ĝ_focus - E[Ĝ_base] = 1/B Σ n(T-n)/T (ḡ_kept - ḡ_dropped), with the turns that the composer really keeps."""
     turns = [turn for n, length in enumerate((5, 3, 2)) for turn in rollout(f"r{n}", turns=length, seed=n)]
     made = Pool([*turns, dead(turns[0])])
-    composer = make_composer("divopd", batch_size=6, cap=2, pool_multiplier=4)
-    kept = [made.turns.index(turn) for turn in composer.compose(turns, update=0).turns]
+    candidates = [candidate_of(turn, first_seen=0) for turn in turns]
+    selected = make_composer("divopd", batch_size=6, cap=2).decide(candidates, update=0).selected
+    kept = [candidates.index(candidate) for candidate in selected]
     shift, base = torch.zeros_like(made.mean), torch.zeros_like(made.mean)
     for name in ("r0", "r1", "r2"):
         members = [n for n, turn in enumerate(turns) if turn.rollout == name]

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from divopd.composers import Composer
-from divopd.methods import make_composer
+from divopd import Pool
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -20,29 +19,19 @@ def executed_snippet() -> dict[str, Any]:
 
 
 def test_the_snippet_composes_a_batch() -> None:
-    """Its turns pass the gate: every slot that its turns can fill is filled, and none is dead."""
+    """Its rows pass the gate: every slot is filled, none is dead, and the payloads are back."""
     names = executed_snippet()
-    batch, composer = names["batch"], names["composer"]
-    assert len(batch.turns) == min(len(names["my_queue"]), composer.settings.batch_size) > 0
-    assert batch.weights == [1.0] * len(batch.turns)
-    assert (batch.invalid, batch.stale, batch.aged_out) == ([], [], [])
+    batch, pool = names["batch"], names["pool"]
+    assert len(names["rows"]) == len(batch.rows) == pool.settings.batch_size
+    assert names["weights"] == [1.0] * len(batch.rows)
+    assert sorted(payload["anything"] for payload in names["rows"]) == [row.turn for row in batch.rows]
+    assert (batch.dropped, batch.metrics["pending"], len(pool)) == ([], 2, 2)
 
 
-def test_the_snippets_turns_survive_the_composers_state() -> None:
-    """A composer that holds them pending goes on from its JSON state with equal turns."""
-    turns = executed_snippet()["my_queue"]
-    version = max(turn.version for turn in turns)
-    original, restored = (make_composer("divopd", batch_size=1, pool_multiplier=len(turns)) for _ in range(2))
-    first = original.compose(turns, update=version)
-    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
-    assert len(drained(restored, version)) == len(turns) - len(first.turns)
-    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
-    assert drained(restored, version) == drained(original, version)
-
-
-def drained(composer: Composer, update: int) -> list[Any]:
-    """Everything pending, one batch after the other."""
-    drawn: list[Any] = []
-    while batch := composer.compose([], update=update).turns:
-        drawn += batch
-    return drawn
+def test_the_snippets_rows_survive_its_state() -> None:
+    """A pool that is restored from the JSON of its state gives the rows that the snippet left, in the same order."""
+    names = executed_snippet()
+    restored = Pool("divopd", batch_size=4, cap=2)
+    restored.load_state_dict(json.loads(json.dumps(names["state"])))
+    expected, got = (pool.compose(names["q"] + 1, allow_short=True) for pool in (names["pool"], restored))
+    assert [row.key for row in got.rows] == [row.key for row in expected.rows] != []

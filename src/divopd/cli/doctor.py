@@ -53,12 +53,14 @@ def check_core() -> Check:
     """Compose a batch and open a store: what everything else stands on."""
     use = "everything"
     try:
-        from divopd.methods import make_composer
+        from divopd.pool import Pool, Row
         from divopd.store import Store
         from divopd.synth import PRESETS, synthesize
 
         turns = list(islice(synthesize(PRESETS["alfworld"], updates=1, seed=0), 64))
-        make_composer("divopd").compose(turns, update=0)
+        pool = Pool("divopd", batch_size=16)
+        pool.put(map(Row.of, turns))
+        pool.compose(update=0)
         with TemporaryDirectory() as folder:
             Store.create(Path(folder) / "store.db").close()
     except (ImportError, OSError, DivopdError) as error:

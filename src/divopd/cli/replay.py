@@ -14,7 +14,8 @@ from divopd.replay import Recording, journal_replay, load_turns, recording_of, r
 
 HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."
 EXAMPLE = """divopd replay turns.jsonl --method vanilla divopd divopd-adaptive
-  divopd replay turns.jsonl --verdict"""
+  divopd replay turns.jsonl --verdict
+  divopd replay turns.jsonl --recorded --out runs/theirs"""
 
 PICTURES = (".png", ".svg", ".pdf")
 PROPOSED = "divopd"  # what a verdict is about unless other methods are named
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--figure", type=Path, metavar="FILE.png", help="also draw the comparison (.png, .svg or .pdf)")
     parser.add_argument(
+        "--recorded",
+        action="store_true",
+        help="replay nothing: with --out, make a run of the batches that a pool recorded beside the turns",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="RUN", help="also journal the replay of one method as a run, for explain and why"
     )
 
@@ -58,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--figure {args.figure}: expected a name that ends in {', '.join(PICTURES)}")
     if args.verdict and (args.out or args.figure):
         raise InputError("--verdict says a few lines; give --out or --figure in a command of its own")
+    if args.recorded:
+        return _make_run(args)
     names = list(dict.fromkeys(args.method or METHODS))
     if args.verdict:
         names = list(dict.fromkeys([BASELINE, *(args.method or [PROPOSED])]))
@@ -101,15 +109,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _make_run(args: argparse.Namespace) -> int:
+    from divopd.recorder import journal_recorded
+
+    if args.out is None or args.method or args.verdict or args.figure:
+        raise InputError("--recorded makes a run of what was trained; give it --out RUN, and no method or figure")
+    if not args.recording.is_file():
+        raise InputError(f"{args.recording}: no such file; expected the TURNS.jsonl that a pool recorded")
+    updates = journal_recorded(args.recording, run=args.out)
+    print(f"run: {args.out} ({updates} updates)", file=sys.stderr)
+    return 0
+
+
 def _print_verdict(
     args: argparse.Namespace, recording: Recording, composers: dict[str, Composer], *, updates: int
 ) -> int:
+    from divopd.experiments.evidence import known_evidence
     from divopd.printable import printable
     from divopd.report.comparison import compare
     from divopd.report.verdict import judge, verdict_lines
 
     comparison = compare(recording, composers, updates=updates)
-    verdict = judge(recording, comparison, batch_size=args.batch_size, evidence=_evidence())
+    verdict = judge(recording, comparison, batch_size=args.batch_size, evidence=known_evidence())
     if verdict is None:
         raise InputError(
             f"{args.recording}: none of its {len(recording.turns)} turns can be trained; `divopd replay` without "
@@ -121,16 +142,6 @@ def _print_verdict(
     heading = f"{args.recording}: {verdict.turns} turns, {updates} updates of {args.batch_size}"
     print("\n".join([printable(heading), *verdict_lines(verdict)]))
     return 0
-
-
-def _evidence() -> dict[str, Any]:
-    """What is shipped of it; a package without the file has none."""
-    from divopd.experiments.evidence import read_evidence
-
-    try:
-        return read_evidence()
-    except (OSError, ValueError):
-        return {}
 
 
 def _cap(text: str) -> int | None:

@@ -2,13 +2,12 @@
 
 from divopd.composers.adaptive import DivOPDAdaptive
 from divopd.composers.arrival import GateOnly, Vanilla, VanillaWide
-from divopd.composers.composer import Batch, Candidate, Composer, Decision, Settings, candidate_of
+from divopd.composers.composer import Candidate, Composer, Decision, Settings, candidate_of
 from divopd.composers.rollout_first import DivOPD, DivOPDBase
 from divopd.composers.task_first import DivOPDFocus
 from divopd.composers.top_scores import TopB
 
 __all__ = [
-    "Batch",
     "Candidate",
     "Composer",
     "Decision",

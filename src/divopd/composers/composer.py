@@ -1,18 +1,17 @@
-"""What every composer does: the reader's rules, the gate, ageing, and the state between updates.
+"""What every composer does: the reader's rules, the gate, ageing.
 
-A composer is a subclass with a `select` (which candidates, in which order). Deciding is pure: `read` and `decide` look
-at a queue and a pool and return data. `compose` is the same for callers who hold whole turns and no store.
+A composer is a subclass with a `select` (which candidates, in which order). It keeps nothing between updates: `read`
+and `decide` look at a queue and a pool and return data. What waits is kept by a store, or by a pool (pool.py).
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
-from divopd.errors import InputError, NothingToTrainWarning
-from divopd.turns import Turn, turn_from_state, turn_to_json
+from divopd.errors import InputError
+from divopd.turns import Turn
 from divopd.validity import Reason, disagreement, valid_mask, why_invalid
 
 
@@ -75,17 +74,6 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What to train on, in order, and what fell out of the pool on the way."""
-
-    turns: list[Turn]
-    weights: list[float]
-    stale: list[Turn]
-    invalid: list[tuple[Turn, Reason]]
-    aged_out: list[Turn]
-
-
-@dataclass(frozen=True)
 class Settings:
     """The numbers of a composer; the defaults are the paper's (Table "Shared sampler configuration")."""
 
@@ -135,7 +123,7 @@ T = TypeVar("T", bound=Versioned)
 
 
 class Composer(ABC):
-    """Fills learner batches from scored turns. One instance belongs to one run and keeps its pending turns."""
+    """Decides which turns enter a batch. It has settings and no state."""
 
     gated: ClassVar[bool] = True  # drop invalid turns; without a gate they take slots as dead rows
     keeps_pending: ClassVar[bool] = True  # unselected turns wait; otherwise the pool is one batch
@@ -143,8 +131,6 @@ class Composer(ABC):
 
     def __init__(self, settings: Settings, *, weights: RowWeights = equal_rows) -> None:
         self.settings, self.weights = settings, weights
-        self._pending: list[tuple[Candidate, Turn]] = []
-        self._has_warned = False
 
     @property
     def pool_size(self) -> int:
@@ -154,8 +140,6 @@ class Composer(ABC):
     def oldest_version(self, update: int) -> int:
         """v_min of specification §4.1: a turn of an older policy version is stale at this update."""
         return max(update - self.settings.max_staleness, 0)
-
-    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
@@ -167,7 +151,8 @@ class Composer(ABC):
         Stale turns on the way are read too, but take no room: `decide` reports them. `queue` starts at the first
         unread turn and is read no further than needed.
         """
-        oldest, room = self.oldest_version(update), self._room(pending, update=update)
+        oldest = self.oldest_version(update)
+        room = self.pool_size - sum(turn.version >= oldest for turn in pending)
         fresh: list[T] = []
         for turn in queue if room > 0 else ():
             fresh.append(turn)
@@ -175,10 +160,6 @@ class Composer(ABC):
             if room == 0:
                 break
         return fresh
-
-    def _room(self, pending: Iterable[Versioned], *, update: int) -> int:
-        oldest = self.oldest_version(update)
-        return self.pool_size - sum(turn.version >= oldest for turn in pending)
 
     def decide(self, pool: Sequence[Candidate], *, update: int) -> Decision:
         """Compose one batch from a pool: pending turns, then fresh ones, each in arrival order. Pure."""
@@ -201,65 +182,6 @@ class Composer(ABC):
             aged_out=aged_out,
             pending=[c for c in left if c.first_seen >= born] if aged_out else left,
         )
-
-    # ── for callers who hold whole turns ──────────────────────────────────────────────────────────────────────────
-
-    def room(self, update: int) -> int:
-        """How many fresh turns the composer can take at this update."""
-        return self._room((candidate for candidate, _ in self._pending), update=update)
-
-    def take(self, queue: Iterable[Turn], update: int) -> list[Turn]:
-        """The turns to compose from at this update: those of a queue that the pool has room for, in arrival order.
-
-        Stale ones on the way come with them and take no room. The queue is read no further than needed.
-        """
-        return self.read(queue, update=update, pending=(candidate for candidate, _ in self._pending))
-
-    def compose(self, fresh: Sequence[Turn], update: int) -> Batch:
-        """Add fresh turns, in arrival order, and compose the batch of this update.
-
-        Stale turns among them take no room and are reported in `stale`. Selected turns are never seen again;
-        unselected ones stay pending inside the composer until they are selected or fall out. If this raises,
-        nothing has changed. The first batch in which no turn is valid is told by a NothingToTrainWarning.
-        """
-        oldest = self.oldest_version(update)
-        eligible = sum(turn.version >= oldest for turn in fresh)
-        if eligible > self.room(update):
-            raise InputError(
-                f"update {update}: got {eligible} fresh turns that are not stale, but there is room for "
-                f"{self.room(update)}; pass at most composer.room(update) turns and leave the rest in the queue"
-            )
-        pool = [*self._pending, *((candidate_of(turn, first_seen=update), turn) for turn in fresh)]
-        whole = {candidate.key: turn for candidate, turn in pool}
-        if len(whole) < len(pool):
-            raise InputError(f"update {update}: a fresh turn is already pending, or was passed twice")
-        decision = self.decide([candidate for candidate, _ in pool], update=update)
-        if not self._has_warned and (text := nothing_to_train(decision, update=update)):
-            warnings.warn(text, NothingToTrainWarning, stacklevel=2)
-            self._has_warned = True
-        self._pending = [(candidate, whole[candidate.key]) for candidate in decision.pending]
-        return Batch(
-            turns=[whole[c.key] for c in decision.selected],
-            weights=decision.weights,
-            stale=[whole[c.key] for c in decision.stale],
-            invalid=[(whole[c.key], c.reason) for c in decision.invalid if c.reason is not None],
-            aged_out=[whole[c.key] for c in decision.aged_out],
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next update depends on, as JSON types."""
-        pending = [{"first_seen": c.first_seen, "turn": turn_to_json(turn)} for c, turn in self._pending]
-        return {"settings": asdict(self.settings), "pending": pending}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; composing continues identically. A state of another method is refused."""
-        method = state["settings"]["method"]
-        if method != self.settings.method:
-            raise InputError(f"the saved state is of method {method!r}, this composer is {self.settings.method!r}")
-        self._pending = []
-        for entry in state["pending"]:
-            turn = turn_from_state(entry["turn"], where="composer state")
-            self._pending.append((candidate_of(turn, first_seen=entry["first_seen"]), turn))
 
 
 def nothing_to_train(decision: Decision, *, update: int) -> str | None:

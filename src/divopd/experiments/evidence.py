@@ -21,6 +21,14 @@ def read_evidence() -> dict[str, Any]:
     return json.loads((files("divopd.experiments") / NAME).read_text(encoding="utf-8"))
 
 
+def known_evidence() -> dict[str, Any]:
+    """What is shipped of it; a package without the file has none."""
+    try:
+        return read_evidence()
+    except (OSError, ValueError):
+        return {}
+
+
 def evidence_of(preregistered: Mapping[str, Any]) -> dict[str, Any]:
     """The differences to vanilla among those that `divopd paper preregistered` wrote."""
     found: dict[str, Any] = {}

@@ -55,21 +55,31 @@ class Verdict:
     change: dict[str, Change]
     evidence: dict[str, Any]  # by setting and method
 
+    @property
+    def baseline(self) -> str:
+        """What the others are compared with."""
+        return next(iter(self.use))
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def judge(
-    recording: Recording, comparison: Mapping[str, Replayed], *, batch_size: int, evidence: Mapping[str, Any]
+    recording: Recording,
+    comparison: Mapping[str, Replayed],
+    *,
+    batch_size: int,
+    evidence: Mapping[str, Any],
+    baseline: str = BASELINE,
 ) -> Verdict | None:
     """Compare every method with the baseline, which must be among them; None if no turn can be trained."""
-    updates = len(comparison[BASELINE].decisions)
+    updates = len(comparison[baseline].decisions)
     turns = [entry.candidate for entry in recording.turns if entry.available_at < updates]
     valid = sum(turn.reason is None for turn in turns)
     if not valid:
         return None
-    base = comparison[BASELINE]
-    use = {name: _use(comparison[name], base) for name in (BASELINE, *(n for n in comparison if n != BASELINE))}
+    base = comparison[baseline]
+    use = {name: _use(comparison[name], base) for name in (baseline, *(n for n in comparison if n != baseline))}
     return Verdict(
         turns=len(turns),
         rollouts=base.utilization.rollouts,
@@ -78,8 +88,8 @@ def judge(
         lengths=_lengths(Counter(turn.rollout for turn in turns)),
         unreachable=base.utilization.unreachable,
         use=use,
-        change={name: _change(one, use[BASELINE]) for name, one in use.items() if name != BASELINE},
-        evidence=_told(evidence, [name for name in use if name != BASELINE]),
+        change={name: _change(one, use[baseline]) for name, one in use.items() if name != baseline},
+        evidence=_told(evidence, [name for name in use if name != baseline]),
     )
 
 
@@ -155,7 +165,7 @@ def _pressure(load: float) -> str:
 
 
 def _used(name: str, use: Use, verdict: Verdict) -> str:
-    bound = f" (no composer gets below {verdict.unreachable:.1%})" if name != BASELINE else ""
+    bound = f" (no composer gets below {verdict.unreachable:.1%})" if name != verdict.baseline else ""
     return (
         f"{use.never_used:.1%} of {verdict.rollouts} rollouts are never used{bound}, {use.effective_rollouts:.1f} "
         f"effective rollouts a batch, {use.dead_rows:.1%} of the rows are dead"
@@ -163,11 +173,12 @@ def _used(name: str, use: Use, verdict: Verdict) -> str:
 
 
 def _changed(name: str, change: Change, verdict: Verdict) -> str:
-    use, base = verdict.use[name], verdict.use[BASELINE]
+    baseline, use = verdict.baseline, verdict.use[name]
+    base = verdict.use[baseline]
     if change == "nothing":
-        return f"{name} would train nearly the same turns as {BASELINE}: composition changes next to nothing here"
+        return f"{name} would train nearly the same turns as {baseline}: composition changes next to nothing here"
     return (
-        f"{name} would change {change}: {use.other_turns:.0%} of the turns that it trains are none of {BASELINE}'s; "
+        f"{name} would change {change}: {use.other_turns:.0%} of the turns that it trains are none of {baseline}'s; "
         f"{_points(base.never_used - use.never_used)} of the rollouts go unused, "
         f"{_points(base.dead_rows - use.dead_rows)} of the rows are dead"
     )
