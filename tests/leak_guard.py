@@ -73,12 +73,23 @@ def children() -> dict[int, str]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # there is none, dead or alive: that is quickly said
         return found
-    for name in filter(str.isdigit, os.listdir(PROC) if os.path.isdir(PROC) else ()):
+    for number in _descended():
         with suppress(OSError):  # it has just ended
-            state, parent = _read(f"{PROC}/{name}/stat").rpartition(")")[2].split()[:2]
+            state, parent = _read(f"{PROC}/{number}/stat").rpartition(")")[2].split()[:2]
             if int(parent) == os.getpid() and state not in "ZX":
-                found[int(name)] = _read(f"{PROC}/{name}/cmdline").replace("\0", " ").strip()
+                found[number] = _read(f"{PROC}/{number}/cmdline").replace("\0", " ").strip()
     return found
+
+
+def _descended() -> list[int]:
+    """Children of this process where the system lists them, which is quickly read; else all processes."""
+    if os.path.exists(f"{PROC}/self/task/{os.getpid()}/children"):
+        numbers: list[int] = []
+        for task in os.listdir(f"{PROC}/self/task"):
+            with suppress(OSError):  # a thread that has just ended: its children are another's by now
+                numbers += map(int, _read(f"{PROC}/self/task/{task}/children").split())
+        return numbers
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()] if os.path.isdir(PROC) else []
 
 
 def _read(file: str) -> str:

@@ -192,6 +192,26 @@ class SpanningRoom(ChangingRoom):
         return seen
 
 
+class TurningRoom(Room):
+    """For the live clock: in the middle of a training rollout it waits until there are newer weights than at its reset.
+
+    Only if the rollouts before it hold a whole batch that no update has taken yet: each has HORIZON turns, which are a
+    batch, and one is in flight at a time.
+    """
+
+    HORIZON = 4
+
+    def step(self, action: str) -> Observation:
+        seen = super().step(action)
+        run = Path(os.environ[RUN])
+        newest, limit = published(run), time.monotonic() + PATIENCE_S
+        ended = asked_in_training(run, "step") // self.HORIZON
+        if self.task.startswith("train-") and self.turn == 1 and ended > newest:
+            while published(run) <= newest and time.monotonic() < limit:
+                time.sleep(0.05)
+        return seen
+
+
 class DeadlyRoom(Room):
     """The process that plays here is killed at reset number DEADLY_RESET of the run's training, if that is set."""
 

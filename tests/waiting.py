@@ -24,3 +24,11 @@ def processes_of(words: str) -> list[str]:
             line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             found += [line] if words in line else []
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and that nobody has asked for its exit code does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -136,6 +136,31 @@ def still_seeded(models: Models) -> dict[str, Any]:
     return still(models) | {"seed": 1}
 
 
+def shared_live(models: Models) -> dict[str, Any]:
+    """Evaluations on the explorer's engine, in one of its two places beside training rollouts."""
+    config, explorer = still(models), {"rollouts_in_flight": 2}
+    return config | {"learner": {**config["learner"], "updates": 3}, "explorer": {**config["explorer"], **explorer}}
+
+
+def apart_live(models: Models) -> dict[str, Any]:
+    """The same with an engine of their own."""
+    config = shared_live(models)
+    return config | {"evaluation": {**config["evaluation"], "share": None}}
+
+
+def turning(models: Models) -> dict[str, Any]:
+    """Weights change between two turns of a rollout."""
+    return settings(
+        models.student,
+        teacher=models.teacher,
+        room="TurningRoom",
+        composer={"batch_size": 4},
+        learner={"updates": 4},
+        explorer={"rollouts_in_flight": 1, "versions": "turn"},
+        evaluation={"every": 100},
+    )
+
+
 def seldom(models: Models) -> dict[str, Any]:
     """Explorers get every second version."""
     return settings(
@@ -162,6 +187,9 @@ RUNS: dict[tuple[str, str], Callable[[Models], dict[str, Any]]] = {
     ("still vanilla", "simulated"): still_vanilla,
     ("still seeded", "simulated"): still_seeded,
     ("seldom", "simulated"): seldom,
+    ("shared", "live"): shared_live,
+    ("apart", "live"): apart_live,
+    ("turning", "live"): turning,
 }
 
 

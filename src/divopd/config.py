@@ -10,6 +10,7 @@ the resolved configuration stored with a run says all of it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -404,7 +405,8 @@ class Config(Part):
     def gpu_plan(self) -> str:
         """The GPUs that a cluster must have, for people."""
         crew = {"learner": self.learner.ranks, "teacher": self.teacher.count}
-        crew |= {"explorer": self.explorer.processes} | ({"evaluator": 1} if self.evaluation.share is None else {})
+        crew |= {"evaluator": 1} if self.evaluation.share is None else {}
+        crew |= {"explorer": self.explorer.processes}
         parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
         total = sum(self.gpus_of(role) * count for role, count in crew.items())
         return f"{total:g} GPUs ({', '.join(parts)})"
@@ -412,13 +414,14 @@ class Config(Part):
     def resolved(self) -> dict[str, Any]:
         """Everything as plain data; the versions of the installed packages stand under `versions`."""
         data = self.model_dump(mode="json", exclude={"composer": set(SHARED)})
-        return data | {"versions": package_versions()}
+        return data | {"versions": dict(package_versions())}
 
     def to_yaml(self) -> str:
         """The resolved configuration as a file that `load_config` reads back to an equal one."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=120)
 
 
+@cache  # what is installed does not change under a process; to look it up takes as long as an update of a small model
 def package_versions() -> dict[str, str]:
     """The versions of the installed packages that a run depends on."""
     found = {}

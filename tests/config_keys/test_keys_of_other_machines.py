@@ -7,6 +7,7 @@ from key_runs import planning
 LIVE = "clock=live"
 ON_RAY = (LIVE, "cluster=ray")
 ACTORS = "tests/pipeline/test_on_ray.py::test_killed_actors_lose_nothing_and_train_nothing_twice"
+EXAMS = "tests/wiring/test_evaluating.py::test_the_explorers_engine_examines_as_an_engine_of_its_own"
 RANKS = "tests/pipeline/test_ranks.py::test_two_ranks_train_to_the_end_though_one_is_killed"
 TEACHERS = "tests/pipeline/test_live.py::test_two_teachers_share_the_work_and_explorers_load_none"
 VLLM = "tests/models/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
@@ -30,17 +31,24 @@ def test_the_plan_names_the_clock(plan_before: str, plan_after: str) -> None:
 def test_the_plan_says_what_the_cluster_must_have(plan_before: str, plan_after: str) -> None:
     """GPUs, and the memory of each actor instead of this machine's."""
     assert "cluster" not in plan_before
-    assert _line(plan_after, "cluster").startswith("Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)")
+    assert _line(plan_after, "cluster").startswith("Ray: 0 GPUs (learner 0, teacher 0, explorer 0)")
     assert "for each explorer" in plan_after
     assert "for each explorer" not in plan_before
 
 
 @planning("explorer.processes", "3", LIVE, needs="a process for each", run_by=ACTORS)
 def test_every_explorer_has_a_copy_of_the_student(plan_before: str, plan_after: str) -> None:
-    """And the evaluation has one."""
-    assert _bytes(plan_after, "its copies") == pytest.approx(
-        _bytes(plan_before, "its copies") * (3 + 1) / (1 + 1), rel=0.02
-    )
+    """Evaluations are played with it, too."""
+    assert _bytes(plan_after, "its copies") == pytest.approx(_bytes(plan_before, "its copies") * 3, rel=0.02)
+
+
+@planning("evaluation.share", "null", *ON_RAY, needs="a process for each role", run_by=EXAMS)
+def test_evaluations_take_places_of_explorers_or_an_engine_of_their_own(plan_before: str, plan_after: str) -> None:
+    """Their own is an actor more, with a copy of the student."""
+    assert _line(plan_before, "cluster").startswith("Ray: 0 GPUs (learner 0, teacher 0, explorer 0)")
+    assert _line(plan_after, "cluster").startswith("Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)")
+    assert "for each evaluator" not in plan_before
+    assert _memory(plan_after, "evaluator")["student"] == _memory(plan_before, "explorer")["student"]
 
 
 @planning("teacher.count", "2", *ON_RAY, needs="a process for each", run_by=TEACHERS)
@@ -101,18 +109,18 @@ def test_the_plan_says_that_vllm_scores(plan_before: str, plan_after: str) -> No
 @planning("gpus.learner", "2", *ON_RAY, needs="a cluster with GPUs")
 def test_the_plan_counts_the_learners_gpus(plan_before: str, plan_after: str) -> None:
     """Each role has its own share."""
-    assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)" in plan_before
-    assert "Ray: 2 GPUs (learner 2, teacher 0, evaluator 0, explorer 0)" in plan_after
+    assert "Ray: 0 GPUs (learner 0, teacher 0, explorer 0)" in plan_before
+    assert "Ray: 2 GPUs (learner 2, teacher 0, explorer 0)" in plan_after
 
 
 @planning("gpus.teacher", "0.5", *ON_RAY, needs="a cluster with GPUs")
 def test_the_plan_counts_the_teachers_gpus(plan_before: str, plan_after: str) -> None:
     """A share of one is allowed."""
-    assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)" in plan_before
-    assert "Ray: 0.5 GPUs (learner 0, teacher 0.5, evaluator 0, explorer 0)" in plan_after
+    assert "Ray: 0 GPUs (learner 0, teacher 0, explorer 0)" in plan_before
+    assert "Ray: 0.5 GPUs (learner 0, teacher 0.5, explorer 0)" in plan_after
 
 
-@planning("gpus.evaluator", "1", *ON_RAY, needs="a cluster with GPUs")
+@planning("gpus.evaluator", "1", *ON_RAY, "evaluation.share=null", needs="a cluster with GPUs")
 def test_the_plan_counts_the_evaluators_gpus(plan_before: str, plan_after: str) -> None:
     """It has them although nothing is trained there."""
     assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0)" in plan_before
@@ -122,8 +130,8 @@ def test_the_plan_counts_the_evaluators_gpus(plan_before: str, plan_after: str) 
 @planning("gpus.explorer", "3", *ON_RAY, "explorer.processes=2", needs="a cluster with GPUs")
 def test_the_plan_counts_the_gpus_of_every_explorer(plan_before: str, plan_after: str) -> None:
     """Two explorers with three each are six."""
-    assert "Ray: 0 GPUs (learner 0, teacher 0, evaluator 0, explorer 0 × 2)" in plan_before
-    assert "Ray: 6 GPUs (learner 0, teacher 0, evaluator 0, explorer 3 × 2)" in plan_after
+    assert "Ray: 0 GPUs (learner 0, teacher 0, explorer 0 × 2)" in plan_before
+    assert "Ray: 6 GPUs (learner 0, teacher 0, explorer 3 × 2)" in plan_after
 
 
 def _line(plan: str, title: str) -> str:

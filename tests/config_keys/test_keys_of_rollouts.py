@@ -214,6 +214,13 @@ def test_explorers_get_every_second_version(before: Run, after: Run) -> None:
     assert {turn.version for turn in after.rows} == {0, 2}
 
 
+@checks("explorer.versions")
+def test_weights_change_within_a_rollout_on_the_live_clock_only(lab: Lab) -> None:
+    """Live it is a wire of its own, see tests/wiring/test_exploring.py."""
+    assert "expected" not in lab.plan("clock=live", "explorer.versions=turn")
+    assert "explorer.versions is turn, but the simulated clock runs" in lab.plan("explorer.versions=turn")
+
+
 @changing("explorer.max_backlog", "6", "costs.update_s=5")
 def test_explorers_pause_while_enough_turns_wait(before: Run, after: Run) -> None:
     """A rollout begins only while fewer than six wait, so at most those and the two in flight come together."""

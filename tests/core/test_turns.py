@@ -115,12 +115,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_a_rollout_is_whole_and_in_order() -> None:
-    """Turns of a rollout share its id, version and task, and come in turn order."""
+    """Turns of a rollout share its id and task, come in turn order, and no weights are older than those before."""
     assert [r.id for r in group_into_rollouts([turn("b", 1), turn("a", 0), turn("b", 0)])] == ["b", "a"]
     out_of_order, twice = (turn("a", 1), turn("a", 0)), (turn("a", 0), turn("a", 0))
-    for turns in [(), (turn("b", 0),), out_of_order, twice, (turn("a", 0), turn("a", 1, version=1))]:
+    back = (turn("a", 0, version=1), turn("a", 1, version=0))
+    for turns in [(), (turn("b", 0),), out_of_order, twice, back]:
         with pytest.raises(TurnFormatError):
             Rollout("a", turns)
+    assert Rollout("a", (turn("a", 0), turn("a", 1, version=1))).version == 0
 
 
 @pytest.mark.parametrize("numbers", [(0,), (2,), (3, 1), (1, 1)])

@@ -340,13 +340,22 @@ def test_what_is_allowed_is_a_list_of_strings(tmp_path: Path) -> None:
         environment.valid_actions()
 
 
-def test_tasks_that_are_no_strings_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "counted.py").write_text(
-        "class Counted:\n"
-        "    @staticmethod\n"
-        "    def tasks(split): return range(3)\n"
-        "    def reset(self, task): ...\n"
-        "    def step(self, action): ...\n"
-    )
-    with pytest.raises(InputError, match=r"tasks\('train'\) has 0 in it; expected a list of strings"):
-        tasks(f"{tmp_path / 'counted.py'}:Counted", "train")
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("[0, 1]", r"has 0 in it; expected a list of strings"),
+        ("[b'a']", r"has b'a' in it; expected a list of strings"),
+        (r"['ok', 'a\ud800b']", r"has 'a\\ud800b' in it, with half a surrogate pair"),
+        ("['x' * 50_000_000]", r"has a name of 50,000,000 characters in it, 'x{40}'…; expected at most 10,000$"),
+        ("iter(int, 1)", r"has more than 1,000,000 names; expected fewer$"),
+        ("__import__('sys').exit(0)", r"called sys\.exit\(0\)$"),
+        ("1 / 0", r"raised ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_list_of_tasks_is_refused(tmp_path: Path, body: str, told: str) -> None:
+    """Before one of them is played, in one line, and whatever would be without end is bounded."""
+    code = f"class Odd:\n    reset = step = print\n    @staticmethod\n    def tasks(split): return {body}\n"
+    (tmp_path / "odd.py").write_text(code, encoding="utf-8")
+    with pytest.raises(InputError, match=rf"tasks\('train'\) {told}") as refused:
+        tasks(f"{tmp_path / 'odd.py'}:Odd", "train")
+    assert len(str(refused.value)) < 1000

@@ -16,6 +16,7 @@ import pytest
 from divopd.environments import Observation, make_environment, tasks
 from divopd.environments.pool import Answer, InlinePool, Method, WorkerPool, Workers, environments_in, open_pool
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
+from waiting import is_alive
 
 TESTS = Path(__file__).parents[1]
 ROOM, HUNT = f"{TESTS / 'hostile_room.py'}:HostileRoom", f"{TESTS / 'coin_hunt.py'}:CoinHunt"
@@ -122,13 +123,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 ORPHANING = """

@@ -251,6 +251,7 @@ def test_killed_jvm_costs_one_rollout() -> None:
         environment.close()
 
 
+@pytest.mark.slow
 def test_a_jvm_outlives_its_environment_unless_it_is_closed() -> None:
     """A warm JVM goes to the next environment with the same time limit, with nothing of the task before."""
     first = make_environment(timeout_s=110)

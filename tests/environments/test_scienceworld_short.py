@@ -54,6 +54,7 @@ def test_the_find_expert_acts_on_what_was_seen() -> None:
     assert expert.act(Observation("You teleport to the kitchen.")) == "teleport to outside"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_parts("scienceworld-short")), reason="for want of Java")
 @pytest.mark.skipif(find_spec("scienceworld") is None, reason="for want of the extra scienceworld")
 def test_the_find_expert_succeeds() -> None:

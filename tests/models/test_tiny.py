@@ -90,6 +90,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model_in_another_process() -> None:
     """Neither the hash seed nor what was drawn before matters; the caller's random numbers are not moved."""
     torch.rand(3)

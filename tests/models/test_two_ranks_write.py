@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -11,25 +12,38 @@ pytest.importorskip("torch", reason="for want of the extra train")
 SCRIPT = Path(__file__).with_name("one_of_two_ranks.py")
 
 
-def ended(folder: Path, meeting: Path) -> list[str]:
-    """What both ranks say at their end."""
-    commands = [[sys.executable, str(SCRIPT), str(rank), str(meeting), str(folder)] for rank in range(2)]
+class Ended(NamedTuple):
+    """The two folders, and what both ranks said of each."""
+
+    good: Path
+    bad: Path
+    said: list[list[str]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Two ranks save into a folder that can be made, and into one that cannot."""
+    place = tmp_path_factory.mktemp("ranks")
+    good, bad = place / "checkpoints", place / "in-the-way"
+    bad.write_text("a file is in the way")
+    words = [str(place / "meeting"), str(good), str(bad)]
+    commands = [[sys.executable, str(SCRIPT), str(rank), *words] for rank in range(2)]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
-        return [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+        said = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
+    return Ended(good, bad, said)
 
 
-def test_both_ranks_know_that_it_is_written(tmp_path: Path) -> None:
-    assert ended(tmp_path / "checkpoints", tmp_path / "meeting") == ["saved", "saved"]
-    assert (tmp_path / "checkpoints" / "000003" / "weights.safetensors").is_file()
+def test_both_ranks_know_that_it_is_written(ended: Ended) -> None:
+    assert [lines[0] for lines in ended.said] == ["saved", "saved"]
+    assert (ended.good / "000003" / "weights.safetensors").is_file()
 
 
-def test_both_ranks_know_that_it_could_not_be_written(tmp_path: Path) -> None:
+def test_both_ranks_know_that_it_could_not_be_written(ended: Ended) -> None:
     """The one that tried says why, the other one who knows it."""
-    (tmp_path / "checkpoints").write_text("a file is in the way")
-    first, second = ended(tmp_path / "checkpoints", tmp_path / "meeting")
-    assert first.startswith(f"{tmp_path / 'checkpoints' / '000003'}: cannot be written")
+    first, second = (lines[1] for lines in ended.said)
+    assert first.startswith(f"{ended.bad / '000003'}: cannot be written")
     assert second == "rank 0 could not write the folder; its own message says why"

@@ -117,12 +117,12 @@ def test_a_resume_does_not_play_a_broken_rollout_again(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_workers_change_no_batch(models: Path, tmp_path: Path, workers: int) -> None:
     """On the virtual clock: the ledger of a run with its environments in worker processes is that of one without."""
     hunt = {"name": f"{TESTS / 'coin_hunt.py'}:CoinHunt", "horizon": 4}
     for name, number in (("here", 0), ("there", workers)):
-        settings = config(models, method="divopd-r", environment=hunt | {"workers": number}, learner={"updates": 4})
+        settings = config(models, method="divopd-r", environment=hunt | {"workers": number}, learner={"updates": 3})
         train_small(tmp_path / name, settings)
     assert outcome(tmp_path / "here") == outcome(tmp_path / "there")
 

@@ -22,7 +22,8 @@ WITHOUT_RAY = "ray is not installed; run pip install -e '.[ray]' in the clone of
 def test_gpus_follow_the_devices(models: Path) -> None:
     """One for every actor whose model is on cuda, unless the config says otherwise."""
     changes = {"student": {"device": "cuda"}, "gpus": {"evaluator": 0.5}, "explorer": {"processes": 3}}
-    settings = config(models, clock="live", cluster="ray", learner={"ranks": 2}, **changes)
+    apart = {"share": None}  # evaluations have an engine of their own
+    settings = config(models, clock="live", cluster="ray", learner={"ranks": 2}, evaluation=apart, **changes)
     assert settings.gpu_plan == "5.5 GPUs (learner 1 × 2, teacher 0, evaluator 0.5, explorer 1 × 3)"
     again = {name: value for name, value in yaml.safe_load(settings.to_yaml()).items() if name != "versions"}
     assert Config.model_validate(again) == settings
@@ -53,9 +54,9 @@ def test_a_dry_run_says_what_the_cluster_must_have(models: Path, tmp_path: Path)
     """Before anything is started: GPUs by role, and where the run's folder will be."""
     plan = make_plan(config(models, clock="live", cluster="ray", gpus={"explorer": 2}), out=tmp_path / "run")
     [line] = [line for line in plan.lines if line.startswith("cluster")]
-    assert "Ray: 2 GPUs (learner 0, teacher 0, evaluator 0, explorer 2)" in line
+    assert "Ray: 2 GPUs (learner 0, teacher 0, explorer 2)" in line
     needs = [line for line in plan.lines if line.startswith("memory")]
-    assert [need.split("for each ")[1].split()[0] for need in needs] == ["learner", "explorer", "evaluator", "teacher"]
+    assert [need.split("for each ")[1].split()[0] for need in needs] == ["learner", "explorer", "teacher"]
     assert plan.problems == ([] if find_spec("ray") else [WITHOUT_RAY])
     assert not (tmp_path / "run").exists()
 

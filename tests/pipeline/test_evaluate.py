@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(model: Path) -> Config:
     return Config.model_validate(
         {
-            "environment": {"name": DRAW},
+            "environment": {"name": DRAW, "workers": 0},
             "prompts": {"answer": "terse"},
             "student": {"model": str(model)},
             "explorer": {"max_response_tokens": 4},

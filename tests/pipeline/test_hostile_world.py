@@ -1,11 +1,10 @@
 """All at once: environments that hang, die, exit and flood, and a teacher that goes, drips, lies and hangs up."""
 
 import io
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -29,6 +28,7 @@ from leak_guard import children
 from raw_server import with_length
 from small_runs import config, train_small
 from teacher_server import TeacherServer
+from waiting import is_alive
 
 ROOM = Path(__file__).parents[1] / "hostile_room.py"
 
@@ -187,9 +187,8 @@ def test_a_live_run_survives_a_hostile_world(
     assert len(events(run, "teacher_back")) >= len(absences) - 1  # the last one may outlast the run
     assert hostile.deeds.keys() >= {"drip", "cut", "lie"}
     assert set(children()) <= before
-    left = list[int]()
-    for pid in map(int, (tmp_path / "pids").read_text(encoding="utf-8").split()):
-        with suppress(ProcessLookupError):
-            os.kill(pid, 0)
-            left.append(pid)
-    assert left == []
+    pids = [int(word) for word in (tmp_path / "pids").read_text(encoding="utf-8").split()]
+    deadline = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:  # those of a role that has just ended
+        time.sleep(0.1)
+    assert [pid for pid in pids if is_alive(pid)] == []

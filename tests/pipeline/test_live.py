@@ -38,6 +38,7 @@ def wait_for_updates(folder: Path, updates: int) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_role_whose_parent_died_while_it_was_starting_ends(models: Path, tmp_path: Path) -> None:
     """It knows by number who started it: when it looks, that process is not its parent any more."""
     begin_run(config(models, clock="live"), tmp_path / "run")
@@ -86,9 +87,8 @@ def test_explorers_take_synced_versions_and_old_ones_go(
     assert run.versions() == kept
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[] if name == "divopd-r" else pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.slow  # tests/wiring has live runs among the default tests
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
     """Three updates by processes of all roles, the last one evaluated, and an account that adds up."""
     changes = {"learner": {"updates": 3, "max_wait_s": 20}, "recovery": {"patience": 1, "takeover": 2}}
@@ -127,7 +127,7 @@ def test_two_teachers_share_the_work_and_explorers_load_none(models: Path, tmp_p
     begin_run(settings, tmp_path / "run")
     run = WithoutTeacher(settings, tmp_path / "run", observer=Observers(), wishes=Wishes())
     run.run()
-    assert run.names == ["learner", "teacher", "teacher-1", "evaluator", "explorer-0"]
+    assert run.names == ["learner", "teacher", "teacher-1", "explorer-0"]
     with Store.open(tmp_path / "run") as store:
         audit_ledger(store)
         assert store.updates == 6
@@ -214,7 +214,7 @@ def test_a_role_that_cannot_run_ends_the_run_with_its_words(models: Path, tmp_pa
     """A bug in a user's environment costs rollouts, and then the run; no role is started again for it."""
     fragile = Path(__file__).parents[1] / "fragile_room.py"
     settings = config(models, clock="live", environment={"name": f"{fragile}:BuggyRoom"})
-    with pytest.raises(DivopdError, match=r"(explorer-0|evaluator) cannot go on; .* ZeroDivisionError"):
+    with pytest.raises(DivopdError, match=r"explorer-0 cannot go on; .* ZeroDivisionError"):
         train_small(tmp_path / "run", settings)
 
 

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from divopd.config import Config
 from divopd.errors import InputError
 from divopd.methods import make_composer
+from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.weights import gathered_weights
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveWorld
+from divopd.pipeline.models import load_student
 from divopd.pipeline.processes import LiveRun
-from divopd.pipeline.roles import teach
+from divopd.pipeline.roles import evaluate, teach
 from divopd.pipeline.wishes import Stopped, Wishes
 from divopd.records import Observers
 from divopd.run.folder import RunFolder
@@ -123,6 +127,33 @@ def test_what_older_weights_began_does_not_end_a_wait(
         world.wait(make_composer("divopd", batch_size=5), update=0)
 
 
+@pytest.mark.parametrize(
+    ("bound", "unscored", "ends"), [(3, False, True), (3, True, False), (4, False, False), (None, False, False)]
+)
+def test_a_wait_for_explorers_that_pause_ends(
+    opened: Callable[..., tuple[Store, LiveWorld]], bound: int | None, unscored: bool, ends: bool
+) -> None:
+    """Fewer turns than a batch wait, none can be trained, and for so many explorers pause: nothing would ever arrive.
+
+    Not while a teacher has something to score, nor while explorers play.
+    """
+    store, world = opened(max_wait_s=0.01)
+    explorer = world.config.explorer.model_copy(update={"max_backlog": bound})
+    world.config = world.config.model_copy(update={"explorer": explorer})
+    store.put(rollout("before", turns=3, scored=False))
+    if unscored:
+        store.offer(rollout("waiting", turns=2, scored=False), generated_tokens=2)
+    looks = iter(range(6))
+
+    def heed() -> None:
+        if next(looks, None) is None:
+            raise Stopped
+
+    world.heed = heed
+    with pytest.raises(InputError if ends else Stopped, match="explorers pause because 3 turns wait" if ends else None):
+        world.wait(make_composer("divopd", batch_size=5), update=0)
+
+
 def test_what_arrives_at_the_last_moment_is_looked_at(opened: Callable[..., tuple[Store, LiveWorld]]) -> None:
     """A batch that comes between the last look and the limit is trained; it does not end the run."""
     store, world = opened(max_wait_s=0.01)
@@ -157,6 +188,35 @@ def test_a_teacher_that_is_away_is_noted_once(models: Path, tmp_path: Path) -> N
     assert (kind, event["who"], event["by"]) == ("teacher_away", "127.0.0.1:9", "teacher-0")
 
 
+class Published:
+    """What a learner publishes: the student as it is."""
+
+    def __init__(self, policy: TransformersPolicy) -> None:
+        self.model = policy.model
+
+    def weights(self) -> dict[str, Any]:
+        return gathered_weights(self.model)
+
+
+def test_an_evaluator_of_its_own_plays_what_is_due(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `evaluation.share: null`: every third version, once, and then it ends; it gives way to the others."""
+    settings = config(models, clock="live", learner={"updates": 3}, evaluation={"share": None, "tasks": 1})
+    begin_run(settings, tmp_path)
+    run, gave_way = RunFolder(tmp_path), list[int]()
+    monkeypatch.setattr("os.nice", gave_way.append)
+    with Store.open(tmp_path) as store:
+        access = Access(settings, store, WeightsFolder(run), is_over=lambda: False, folder=run)
+        world, learner = LiveWorld(access, run), Published(load_student(settings))
+        for version in range(4):
+            world.publish(version, learner)  # pyright: ignore[reportArgumentType]
+        evaluate(access)
+        assert sorted(store.evaluations()) == [0, 3]
+    assert run.versions() == [0, 1, 2, 3]
+    assert gave_way == [15]
+
+
 class Ended:
     """A worker that has done its work."""
 
@@ -178,7 +238,7 @@ class Watched(LiveRun):
 
 def test_ranks_never_meet_where_those_of_before_did(models: Path, tmp_path: Path) -> None:
     """The file at which they meet goes before a learner starts, and not when others do."""
-    settings = config(models, clock="live")
+    settings = config(models, clock="live", evaluation={"share": None})
     begin_run(settings, tmp_path)
     run = Watched(settings, tmp_path, observer=Observers(), wishes=Wishes())
     run.folder.rendezvous.write_text("of before")
@@ -211,7 +271,7 @@ class Troubled(LiveRun):
         self.started.append(name)
         if name == "teacher" and self.started.count(name) == 1:
             return Working(0, 7)
-        return Working({"preflight": 0, "learner": 5, "evaluator": 5}.get(name, 10**6), 0)
+        return Working({"preflight": 0, "learner": 5, "explorer-0": 5}.get(name, 10**6), 0)
 
     @property
     def started(self) -> list[str]:
@@ -219,7 +279,7 @@ class Troubled(LiveRun):
 
 
 def test_a_role_that_died_is_started_again_and_told_of(models: Path, tmp_path: Path) -> None:
-    settings, listener = config(models, clock="live"), Listener()
+    settings, listener = config(models, clock="live", evaluation={"share": None}), Listener()
     begin_run(settings, tmp_path)
     run = Troubled(settings, tmp_path, observer=listener, wishes=Wishes())
     run.run()

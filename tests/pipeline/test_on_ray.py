@@ -171,8 +171,7 @@ def test_every_actor_says_what_it_does(cluster: Cluster, models: Path, tmp_path:
     assert {name: {role for role, _ in said} for name, said in heard.items()} == {
         "learner": {"learner"},
         "teacher": {"teacher"},
-        "evaluator": {"evaluator"},
-        "explorer-0": {"explorer"},
+        "explorer-0": {"explorer", "evaluator"},
     }
     words = {what for said in heard.values() for _, what in said}
     assert {"training update", "scoring rollouts"} <= words

@@ -26,7 +26,7 @@ def checkpoints(run: Path) -> list[int]:
     return [int(folder.name) for folder in numbered_folders(run / "checkpoints")]
 
 
-@pytest.mark.timeout(900)  # eight processes, on a machine that may be busy
+@pytest.mark.slow
 def test_two_ranks_train_and_heed_signals(models: Path, tmp_path: Path) -> None:
     """`divopd train` on the live clock: SIGUSR1 makes a checkpoint of both ranks and the run goes on; SIGTERM says so,
     saves the newest update, leaves no process and exits with 143."""

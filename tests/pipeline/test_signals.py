@@ -93,10 +93,14 @@ def versions(folder: Path) -> tuple[int, int]:
     return state["version"], state["world"]["acting_version"]
 
 
-@pytest.mark.parametrize("changes", [{}, SELDOM, {"method": "turnopd"}], ids=["plain", "seldom sync", "turnopd"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, SELDOM, pytest.param({"method": "turnopd"}, marks=pytest.mark.slow)],
+    ids=["plain", "seldom sync", "turnopd"],
+)
 def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_path: Path, changes: dict) -> None:
     """Stops between any two turns of exploring and evaluating: the same ledger, success rates and log probabilities."""
-    settings = config(models, learner={"updates": 9, "checkpoint_every": 50}, **changes)
+    settings = config(models, learner={"updates": 6, "checkpoint_every": 50}, **changes)
     train_small(tmp_path / "whole", settings)
     seen = stop_often(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
@@ -107,7 +111,7 @@ def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_pat
 
 def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> None:
     """On the simulated clock: SIGUSR1 makes a checkpoint and the run goes on; SIGTERM says so, saves the newest update
-    and exits with 143; --resume ends with the ledger of a run that never stopped."""
+    and exits with 143. How a run goes on that was asked to stop is above."""
     settings = config(models, learner={"updates": 60, "checkpoint_every": 1000}, evaluation={"every": 60, "tasks": 1})
     run = tmp_path / "run"
     begin_run(settings, run)
@@ -128,9 +132,6 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
     )
     assert middle + 2 < updates(run) < 60
     assert checkpointed(run) == updates(run) - 1
-    train_small(run, settings)
-    train_small(tmp_path / "whole", settings)
-    assert outcome(run)[:2] == outcome(tmp_path / "whole")[:2]
 
 
 def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
-    """On the live clock: explorer and evaluator hang in an environment; the second SIGTERM leaves no role behind."""
+    """On the live clock: the explorer hangs in an environment; the second SIGTERM leaves no role behind."""
     room = Path(__file__).parents[1] / "fragile_room.py"
     run = tmp_path / "run"
     begin_run(config(models, clock="live", environment={"name": f"{room}:StuckRoom", "workers": 0}), run)
@@ -160,7 +161,7 @@ def test_a_second_sigterm_ends_all_roles(models: Path, tmp_path: Path) -> None:
         wait_for(lambda: (run / "stuck").exists(), while_=process)
         process.send_signal(signal.SIGTERM)
         assert "ends within 900 s" in process.stderr.readline()
-        wait_for(lambda: roles(run) == {"explorer-0", "evaluator"}, while_=process)
+        wait_for(lambda: roles(run) == {"explorer-0"}, while_=process)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 143
     deadline = time.monotonic() + 60

@@ -44,7 +44,7 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     config = Config.model_validate(
         {
-            "environment": {"name": HUNT, "horizon": 4},
+            "environment": {"name": HUNT, "horizon": 4, "workers": 0},
             "prompts": {"answer": "terse", "actions": "unlisted"},
             "student": {"model": str(model)},
             "explorer": {"max_response_tokens": 3},

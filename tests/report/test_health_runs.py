@@ -23,7 +23,7 @@ COSTS = {"rollout_s": 2.0, "environment_step_s": 0.0, "generated_token_s": 0.0, 
 def drawing(models: Path, **changes: Any) -> Config:
     """A run in which any model succeeds now and then, and nothing is wrong."""
     usual: dict[str, Any] = {
-        "environment": {"name": f"{DRAWS}:LuckyDraw", "horizon": 2},
+        "environment": {"name": f"{DRAWS}:LuckyDraw", "horizon": 2, "workers": 0},
         "composer": {"batch_size": 4, "cap": 2},
         "explorer": {"rollouts_in_flight": 6},
         "learner": {"updates": 12},

@@ -158,6 +158,7 @@ def test_replay_takes_turns_files_and_runs(tmp_path: Path) -> None:
         api.replay(turns, ["divop"])
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """All cells in their order, in an empty folder; every one of them prints what it found."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

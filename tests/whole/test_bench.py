@@ -2,17 +2,17 @@
 
 import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from math import isfinite
 
 import pytest
 
+from divopd.cli import main
 from divopd.cli.bench import benchmarks
 from divopd.environments.scienceworld.jvm import find_java
 from divopd.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("threads_as_before")
 KEYS = ("bench", "ratio", "unit", "ours", "reference", "detail")
 # packages that a benchmark compares with or is about; what is not listed needs the core alone
 PACKAGES = {
@@ -24,6 +24,8 @@ PACKAGES = {
     "scoring": ("torch", "transformers"),
     "webshop": ("bm25s", "Stemmer", "rapidfuzz"),
 }
+
+COSTLY = ("learner", "scienceworld")  # start processes of their own, and so take ten seconds and more of a core
 
 
 def skip_without_its_needs(name: str) -> None:
@@ -39,14 +41,16 @@ def skip_without_its_needs(name: str) -> None:
             pytest.skip("needs java")
 
 
-@pytest.mark.parametrize("name", benchmarks())
-def test_every_benchmark_has_a_quick_mode_that_runs(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in COSTLY else []) for name in benchmarks()]
+)
+def test_every_benchmark_has_a_quick_mode_that_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--quick` goes the whole way in seconds; a new benchmark without it fails here."""
     skip_without_its_needs(name)
-    command = [sys.executable, "-m", "divopd", "bench", name, "--quick", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
+    code = main(["bench", name, "--quick", "--json"])
+    printed, said = capsys.readouterr()
+    assert code == 0, said
+    (line,) = printed.splitlines()
     told = json.loads(line)
     assert tuple(told) == KEYS
     assert told["bench"] == name
@@ -56,4 +60,4 @@ def test_every_benchmark_has_a_quick_mode_that_runs(name: str) -> None:
         assert isinstance(told[figure], float | int)
         assert isfinite(told[figure])
         assert told[figure] > 0, figure
-    assert "not measurements" in done.stderr
+    assert "not measurements" in said

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow  # twelve seconds of a core
 def test_the_whole_method_in_one_file() -> None:
     """Two updates of examples/loop.py: batches of 32 turns, no rollout above the cap in the first pass, two exams."""
     done = subprocess.run(

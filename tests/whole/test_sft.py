@@ -86,6 +86,7 @@ def test_it_learns_and_stops_at_the_wanted_success_rate(
     assert reports[-1].loss < reports[0].loss / 3
 
 
+@pytest.mark.slow
 def test_weak_labels_weaken_a_capable_model(
     teacher: tuple[TransformersPolicy, Evaluation, list[SftUpdate]],
 ) -> None:
@@ -132,6 +133,7 @@ def _logits(policy: TransformersPolicy, ids: np.ndarray) -> Tensor:
     return policy.model.get_output_embeddings()(hidden[-1])
 
 
+@pytest.mark.slow
 def test_the_same_seeds_give_the_same_weights() -> None:
     """Two trainings with the same seeds end in the same bits; another seed does not."""
     ends = []

@@ -6,11 +6,13 @@ import torch
 from wired_runs import WiredRuns, history
 from word_model import likelihood, load_model, response_of
 
-BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
+HELPED_LIVE = pytest.param("helped", "live", marks=pytest.mark.slow)  # seven processes: half a minute of a core
+ADAPTIVE_AND_HELPED = pytest.mark.parametrize(
+    ("name", "clock"), [("adaptive", "simulated"), ("adaptive", "live"), ("helped", "simulated"), HELPED_LIVE]
+)
 
 
-@pytest.mark.parametrize("name", ["adaptive", "helped"])
-@BOTH_CLOCKS
+@ADAPTIVE_AND_HELPED
 def test_every_version_plays_the_first_tasks_of_the_evaluation_split(wired: WiredRuns, name: str, clock: str) -> None:
     """Each once, in order, each to the horizon; training never sees one of them, nor evaluation one of training."""
     recorded = wired.get(name, clock)
@@ -27,7 +29,7 @@ def test_every_version_plays_the_first_tasks_of_the_evaluation_split(wired: Wire
         ("adaptive", "simulated"),
         ("adaptive", "live"),
         ("helped", "simulated"),
-        ("helped", "live"),
+        HELPED_LIVE,
         ("seldom", "simulated"),
     ],
 )
@@ -66,6 +68,19 @@ def test_every_evaluation_has_the_same_draws(wired: WiredRuns) -> None:
     assert len(later) == 6
     assert all([one.actions for one in rollouts] == [one.actions for one in first] for rollouts in later)
     assert len({tuple(one.actions) for one in first}) == len(first)
+
+
+@pytest.mark.slow
+def test_the_explorers_engine_examines_as_an_engine_of_its_own(wired: WiredRuns) -> None:
+    """The same weights and seed: the same answers, task by task; training rollouts beside them are as without them."""
+    shared, apart = wired.get("shared", "live"), wired.get("apart", "live")
+    assert sorted(shared.evaluated()) == sorted(apart.evaluated()) == [0, 1, 2, 3]
+    for version, rollouts in shared.evaluated().items():
+        assert [one.actions for one in rollouts] == [one.actions for one in apart.evaluated()[version]]
+    here, there = (one.run.asked("train") for one in (shared, apart))
+    both = min(len(here), len(there)) - 2  # the last ones are cut off in the middle
+    assert [(one.task, one.actions) for one in here[:both]] == [(one.task, one.actions) for one in there[:both]]
+    assert both > 7
 
 
 def test_an_evaluation_tells_what_its_rollouts_came_to(wired: WiredRuns) -> None:

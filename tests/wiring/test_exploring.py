@@ -13,6 +13,11 @@ from wired_runs import WiredRuns, history
 from word_model import END, WORDS, likelihood, load_model, logprobs
 
 BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
+HELPED_LIVE = pytest.param("helped", "live", marks=pytest.mark.slow)  # seven processes: half a minute of a core
+ADAPTIVE_AND_HELPED = pytest.mark.parametrize(
+    ("name", "clock"), [("adaptive", "simulated"), ("adaptive", "live"), ("helped", "simulated"), HELPED_LIVE]
+)
+HELPED_CLOCKS = pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
 CLOSE = 1e-4  # nats; an update moves log probabilities by much more
 
 
@@ -22,7 +27,15 @@ def gap(row: Sequence[float] | None, model: LlamaForCausalLM, turn: Turn) -> flo
     return (fresh - torch.tensor(row, dtype=torch.float64)).abs().max().item()
 
 
-@pytest.mark.parametrize(("name", "clock"), [("adaptive", "simulated"), ("adaptive", "live"), ("seldom", "simulated")])
+@pytest.mark.parametrize(
+    ("name", "clock"),
+    [
+        ("adaptive", "simulated"),
+        ("adaptive", "live"),
+        ("seldom", "simulated"),
+        pytest.param("turning", "live", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rows_version_is_that_of_the_weights_that_made_it(wired: WiredRuns, name: str, clock: str) -> None:
     """A fresh pass of the published weights of its version finds its log probabilities again; of others it does not."""
     run = wired.get(name, clock).run
@@ -45,6 +58,15 @@ def test_a_rollout_that_outlasts_its_weights_keeps_the_version_of_its_start(wire
     assert all(row.version <= one.published[0] for rows, one in played for row in rows)
 
 
+@pytest.mark.slow
+def test_weights_change_within_a_rollout(wired: WiredRuns) -> None:
+    """Where versions go by turn, a rollout that outlasts its weights goes on with newer ones, never with older."""
+    rollouts = wired.get("turning", "live").run.rollouts().values()
+    versions = [[turn.version for turn in turns] for turns in rollouts]
+    assert sum(len(set(one)) > 1 for one in versions) >= 2
+    assert all(one == sorted(one) for one in versions)
+
+
 def test_explorers_get_every_version_that_the_sync_interval_names(wired: WiredRuns) -> None:
     """Every second one here; at each moment the newest of them."""
     played = wired.get("seldom").played()
@@ -52,8 +74,7 @@ def test_explorers_get_every_version_that_the_sync_interval_names(wired: WiredRu
     assert all(row.version == one.published[0] // 2 * 2 for rows, one in played for row in rows)
 
 
-@pytest.mark.parametrize("name", ["adaptive", "helped"])
-@BOTH_CLOCKS
+@ADAPTIVE_AND_HELPED
 def test_a_prompt_is_all_that_was_seen_and_said(wired: WiredRuns, name: str, clock: str) -> None:
     """Token by token: what the room said and the responses before, also those in which a teacher acted."""
     recorded = wired.get(name, clock)
@@ -99,7 +120,7 @@ def test_the_teacher_scores_the_tokens_of_the_student(wired: WiredRuns, clock: s
         assert gap(row.teacher_logprobs, teacher, row) < CLOSE
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_a_teacher_behind_a_url_is_asked_for_exactly_the_rows(wired: WiredRuns, clock: str) -> None:
     """Every row with its prompt is (the beginning of) what it was asked, and its answers are what the rows hold."""
     recorded = wired.get("helped", clock)

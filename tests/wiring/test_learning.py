@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from divopd.audits.timing import audit_time
 from divopd.store import Store
 from divopd.turns import Turn
 from plain_training import PlainLearner, rollout_weights, turn_weights
@@ -20,6 +21,7 @@ from recording_rooms import DEADLY_RESET, RUN, published
 from wired_runs import OPTIMIZATION, WiredRuns
 
 BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
+HELPED_CLOCKS = pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
 CLOSE = 1e-5  # of weights; an update moves most of them by 1e-2
 
 
@@ -135,7 +137,7 @@ def test_a_batch_is_in_the_journal_before_it_is_trained(wired: WiredRuns, tmp_pa
         assert len(store.batch(0).turns) == 8
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_no_row_is_staler_than_allowed(wired: WiredRuns, clock: str) -> None:
     """With max_staleness 0 an update trains only what its own version made; older turns have the fate `stale`."""
     run = wired.get("helped", clock).run
@@ -152,3 +154,10 @@ def test_batches_have_the_size_and_the_number_that_were_asked_for(wired: WiredRu
     batches = recorded.run.batches()
     assert [len(batch) for batch in batches] == [4] * recorded.config["learner"]["updates"]
     assert recorded.run.fates()["trained"] == len({row.key for batch in batches for row in batch})
+
+
+def test_the_time_of_a_live_run_is_estimated_from_its_parts(wired: WiredRuns) -> None:
+    """`audit time`: what is neither an update nor a wait is missing in the estimate."""
+    time = audit_time(wired.get("adaptive", "live").run.folder)
+    assert 0 < time.estimate_s <= time.elapsed_s
+    assert min(time.step_s) > 0

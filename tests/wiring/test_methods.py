@@ -15,9 +15,10 @@ from wired_runs import WiredRuns, history
 from word_model import HELP, ids_of, said
 
 BOTH_CLOCKS = pytest.mark.parametrize("clock", ["simulated", "live"])
+HELPED_CLOCKS = pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_the_teacher_acts_for_a_stuck_student_after_the_warm_up(wired: WiredRuns, clock: str) -> None:
     """After `patience` turns without progress and for `takeover` turns; in rollouts of older versions never."""
     helped = set()
@@ -28,7 +29,7 @@ def test_the_teacher_acts_for_a_stuck_student_after_the_warm_up(wired: WiredRuns
     assert helped == {False, True}
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_a_turn_in_which_the_teacher_acted_is_no_row(wired: WiredRuns, clock: str) -> None:
     """It keeps its place among the turns: the rows of a helped rollout are those of the other ones."""
     for rows, one in wired.get("helped", clock).played():
@@ -36,7 +37,7 @@ def test_a_turn_in_which_the_teacher_acted_is_no_row(wired: WiredRuns, clock: st
         assert {row.rollout_turns for row in rows} == {4}
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_the_run_keeps_the_turns_of_the_teacher(wired: WiredRuns, clock: str) -> None:
     """With their numbers, what was answered and what the room then said; rollouts without help have none."""
     run = wired.get("helped", clock).run
@@ -51,7 +52,7 @@ def test_the_run_keeps_the_turns_of_the_teacher(wired: WiredRuns, clock: str) ->
     assert {len(turns) for turns in kept.values()} == {0, 1}
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_a_teacher_that_acts_is_asked_as_the_student_is(wired: WiredRuns, clock: str) -> None:
     """With the history of the rollout, the explorer's temperature and limit, and a seed of its own for every turn."""
     recorded = wired.get("helped", clock)
@@ -63,7 +64,7 @@ def test_a_teacher_that_acts_is_asked_as_the_student_is(wired: WiredRuns, clock:
     assert len({request["seed"] for request in acted}) == len(acted)
 
 
-@BOTH_CLOCKS
+@HELPED_CLOCKS
 def test_the_teacher_never_acts_in_an_evaluation(wired: WiredRuns, clock: str) -> None:
     assert all(HELP not in one.actions for one in wired.get("helped", clock).run.asked("test"))
 

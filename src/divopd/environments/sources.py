@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,9 @@ from divopd.environments.environment import Environment
 from divopd.environments.expert import Expert
 from divopd.errors import InputError
 from divopd.printable import one_line
+
+MOST_TASKS = 1_000_000  # of a split of a user's class
+MOST_NAME = 10_000  # characters of the name of a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +212,9 @@ class Own:
 
     def tasks(self, split: str) -> list[str]:
         listed = self._part("tasks")
-        names = guarded(f"{self.path}: tasks({split!r})", lambda: list(listed(split)))
+        names = guarded(f"{self.path}: tasks({split!r})", lambda: list(islice(listed(split), MOST_TASKS + 1)))
+        if len(names) > MOST_TASKS:
+            raise InputError(f"{self.path}: tasks({split!r}) has more than {MOST_TASKS:,} names; expected fewer")
         if wrong := [name for name in names if not isinstance(name, str)]:
             raise InputError(f"{self.path}: tasks({split!r}) has {wrong[0]!r} in it; expected a list of strings")
         if wrong := [name for name in names if has_lone_surrogate(name)]:
@@ -216,6 +222,9 @@ class Own:
                 f"{self.path}: tasks({split!r}) has {wrong[0]!a} in it, with half a surrogate pair; "
                 "expected names that can be written as UTF-8"
             )
+        if wrong := [name for name in names if len(name) > MOST_NAME]:
+            got = f"a name of {len(wrong[0]):,} characters in it, {wrong[0][:40]!a}…"
+            raise InputError(f"{self.path}: tasks({split!r}) has {got}; expected at most {MOST_NAME:,}")
         return names
 
     def kind(self, task: str) -> str:

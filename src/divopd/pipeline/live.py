@@ -14,7 +14,7 @@ from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_student
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped
-from divopd.pipeline.world import Waited, refuse_to_starve
+from divopd.pipeline.world import Waited, refuse_to_pause, refuse_to_starve
 from divopd.records import Clock, Observers
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch
@@ -103,6 +103,7 @@ class LiveWorld:
         size, limit_s = self.config.composer.batch_size, self.config.learner.max_wait_s
         start = now = time.monotonic()
         starved, rollouts = 0.0, self.store.arrived().rollouts
+        newest_of, silent_since = rollouts, start
         while (rows := self.store.rows(composer, update=update)) < size:
             if rows and now - start > limit_s:
                 break
@@ -115,7 +116,14 @@ class LiveWorld:
                 arrived, newest = self.store.outcomes(after=rollouts), self.access.newest_version() or 0
                 if not self.store.rows(composer, update=update):  # nor of what came since the last look
                     refuse_to_starve(arrived, newest=newest, waited_s=starved, limit_s=limit_s, batch_size=size)
+                    if (count := self.store.arrived().rollouts) != newest_of or self.store.unscored(1):
+                        newest_of, silent_since = count, now
+                    self._refuse_to_pause(now - silent_since)
         return Waited(time.monotonic() - start, starved)
+
+    def _refuse_to_pause(self, waited_s: float) -> None:
+        bound, limit_s = self.config.explorer.max_backlog, self.config.learner.max_wait_s
+        refuse_to_pause(self.store.backlog(), bound=bound, waited_s=waited_s, limit_s=limit_s)
 
     @contextmanager
     def updating(self, batch: JournaledBatch) -> Generator[None]:

@@ -132,6 +132,8 @@ class LiveRun:
         """Restart what died; True when the learner and whoever evaluates have ended well."""
         codes = {name: self.workers[name].poll() for name in self.names}  # once: who ends meanwhile has not died
         ended = {name for name in self.lasting if codes[name] == 0}
+        if len(ended) == len(self.lasting):
+            return True
         for name, code in codes.items():
             if name in ended:
                 continue
@@ -142,7 +144,7 @@ class LiveRun:
             elif code is not None:
                 self._restart(name, code)
                 return False  # ranks are started together: their codes are of before
-        return len(ended) == len(self.lasting)
+        return False
 
     def _restart(self, name: str, code: int) -> None:
         self.deaths[name] += 1

@@ -39,6 +39,19 @@ def refuse_to_starve(
         )
 
 
+def refuse_to_pause(backlog: int, *, bound: int | None, waited_s: float, limit_s: float) -> None:
+    """End a wait for explorers that pause: so many turns wait that none is played, and not one of them can be trained.
+
+    `waited_s` is how long nothing has arrived, though there is nothing that a teacher has still to score.
+    """
+    if bound is not None and backlog >= bound and waited_s > limit_s:
+        raise InputError(
+            f"explorers pause because {backlog} turns wait (explorer.max_backlog is {bound}), none of them can be "
+            f"trained, and nothing has arrived for {waited_s:.0f} s; raise explorer.max_backlog above "
+            "composer.batch_size, or leave it out; `divopd why RUN ROLLOUT` tells why a turn is not trained"
+        )
+
+
 class World(Protocol):
     """Everything around the learner, with a clock of its own."""
 

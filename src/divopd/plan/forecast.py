@@ -175,8 +175,10 @@ def memory_by_device(
     trained = _trained_parameters(config, student)
     live = config.clock == "live"
     tokens = longest + config.explorer.max_response_tokens
-    in_flight = config.explorer.rollouts_in_flight * config.explorer.processes + config.evaluation.in_flight
-    copies = config.explorer.processes + 1 if live else 1  # of explorers and of the evaluation
+    apart = not live or config.evaluation.share is None  # evaluations are played beside the explorers' rollouts
+    in_flight = config.explorer.rollouts_in_flight * config.explorer.processes
+    in_flight += config.evaluation.in_flight if apart else 0
+    copies = config.explorer.processes + apart if live else 1  # of explorers and of the evaluation
     needs: dict[str, dict[str, int]] = {
         config.student.device: {
             "student": student.parameters * width,
@@ -203,6 +205,7 @@ def memory_by_actor(
     in_flight = config.explorer.rollouts_in_flight
     teaching = {"teacher": BYTES[config.teacher.dtype] * sum(teacher.parameters for teacher in teachers)}
     acting = {"student": student.parameters * width}
+    own = {"evaluator": acting | {"caches": (config.evaluation.in_flight if local else in_flight) * cache}}
     return {
         "learner": {
             "student": student.parameters * BYTES[config.student.dtype] // ranks,
@@ -210,7 +213,7 @@ def memory_by_actor(
             "activations": _activations(config, student, tokens),
         },
         "explorer": acting | {"caches": in_flight * cache},
-        "evaluator": acting | {"caches": (config.evaluation.in_flight if local else in_flight) * cache},
+        **(own if config.evaluation.share is None else {}),
         "teacher": teaching,
     }
 
