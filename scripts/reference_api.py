@@ -6,7 +6,11 @@ from reference_text import code, flat, page, prose, table
 PUBLIC = (  # module, its names (none: all that is public there), what it is for
     ("api", (), "Everything in one place."),
     ("", (), "The composer in your own framework: numpy and nothing else."),
-    ("composers.composer", ("Composer", "Settings", "Batch", "Decision", "Candidate"), "What composers take and give."),
+    ("pool", ("Batch",), "What a pool gives."),
+    ("rows", ("Measured",), "What a pool is told of a turn."),
+    ("recorder", ("Composed", "read_batches", "journal_recorded"), "What a pool recorded, as data and as a run."),
+    ("observer", ("Observer",), "A framework's own sampler, watched."),
+    ("composers.composer", ("Composer", "Settings", "Decision", "Candidate"), "What composers take and give."),
     ("turns", ("read_turns", "write_turns", "turn_to_json", "turn_from_json", "group_into_rollouts"), "Recordings."),
     ("validity", ("why_invalid", "disagreement", "valid_mask"), "The gate, and how much two models disagree."),
     ("replay", (), "Any composer over a recording."),

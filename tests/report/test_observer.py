@@ -87,13 +87,14 @@ def test_it_tells_of_every_update(turns: list[Turn]) -> None:
 
 def test_it_changes_nothing(turns: list[Turn]) -> None:
     """Lists, rows and payloads are as they were, and no payload is kept."""
-    rows = [Row.of(one) for one in turns if one.available_at == 0]
+    rows = [Row.of(one) for one in turns if one.available_at <= 3]
     keys = [row.key for row in rows[:9]][::-1]
+    assert len(keys) == 9
     before, payloads = deepcopy((rows, keys)), [row.payload for row in rows]
     observer = Observer(batch_size=8)
     observer.arrived(rows)
     observer.arrived(rows)
-    observer.trained(0, keys)
+    observer.trained(3, keys)
     observer.figures()
     assert observer.trouble is None
     assert (rows, keys) == before
