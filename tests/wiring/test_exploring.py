@@ -24,7 +24,13 @@ def gap(row: Sequence[float] | None, model: LlamaForCausalLM, turn: Turn) -> flo
 
 @pytest.mark.parametrize(
     ("name", "clock"),
-    [("adaptive", "simulated"), ("adaptive", "live"), ("seldom", "simulated"), ("turning", "live")],
+    [
+        ("adaptive", "simulated"),
+        ("adaptive", "live"),
+        ("seldom", "simulated"),
+        ("turning", "simulated"),
+        ("turning", "live"),
+    ],
 )
 def test_a_rows_version_is_that_of_the_weights_that_made_it(wired: WiredRuns, name: str, clock: str) -> None:
     """A fresh pass of the published weights of its version finds its log probabilities again; of others it does not."""
@@ -48,9 +54,10 @@ def test_a_rollout_that_outlasts_its_weights_keeps_the_version_of_its_start(wire
     assert all(row.version <= one.published[0] for rows, one in played for row in rows)
 
 
-def test_weights_change_within_a_rollout(wired: WiredRuns) -> None:
+@BOTH_CLOCKS
+def test_weights_change_within_a_rollout(wired: WiredRuns, clock: str) -> None:
     """Where versions go by turn, a rollout that outlasts its weights goes on with newer ones, never with older."""
-    rollouts = wired.get("turning", "live").run.rollouts().values()
+    rollouts = wired.get("turning", clock).run.rollouts().values()
     versions = [[turn.version for turn in turns] for turns in rollouts]
     assert sum(len(set(one)) > 1 for one in versions) >= 2
     assert all(one == sorted(one) for one in versions)
