@@ -177,7 +177,7 @@ def test_responses_that_are_added_one_by_one_are_as_if_alone() -> None:
 
     Tokens depend on prompt and seed only; log probabilities are those of a fresh pass at the weights of the response.
     """
-    policy, fresh, seen = TransformersPolicy(tiny_model(), max_tokens=16), tiny_model(), 0
+    policy, other, seen = TransformersPolicy(tiny_model(), max_tokens=16), TransformersPolicy(tiny_model()), 0
     contexts = {key: tokens(size, key) for key, size in enumerate((30, 1, 55, 7))}
     for turn in range(3):
         waiting, over = list(contexts), dict[Hashable, Response]()
@@ -191,12 +191,12 @@ def test_responses_that_are_added_one_by_one_are_as_if_alone() -> None:
             ((scores,),) = policy.score([whole], [[(len(prompt), len(whole))]])
             np.testing.assert_allclose(response.logprobs, scores, atol=1e-9)
             seeds = [10 * turn + key]
-            (alone,) = TransformersPolicy(fresh).respond([prompt], temperature=1.0, max_tokens=6, seeds=seeds)
+            (alone,) = other.respond([prompt], temperature=1.0, max_tokens=6, seeds=seeds)
             assert response.ids == alone.ids
             seen += len(response.ids)
         contexts = {key: [*prompt, *over[key].ids, *tokens(3, turn)] for key, prompt in contexts.items()}
         weights = {name: 1.1 * value for name, value in policy.weights().items()}
-        for one in (policy, TransformersPolicy(fresh)):
+        for one in (policy, other):
             one.fill_weights(weights, source="a test")
     assert seen > 40
 

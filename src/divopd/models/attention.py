@@ -17,6 +17,9 @@ NAME = "divopd"
 ROOM = 128  # tokens: rows get room in steps of this
 
 
+Masks = dict[tuple[int, int, int | None], Tensor]  # by new tokens, all tokens and window
+
+
 class Layout(Protocol):
     """Says which tokens of the input see which. Tensors are (heads, tokens, width)."""
 
@@ -50,6 +53,7 @@ class KeyValues:
         self._room = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._one_each: dict[int | None, _OneEach] = {}  # of this forward pass, by window
+        self._masks: Masks = {}  # of this forward pass: all layers need the same
 
     def make_room(self, rows: int, room: int) -> None:
         """Let there be so many rows at least, with room for so many tokens in each."""
@@ -70,7 +74,8 @@ class KeyValues:
         return like.new_zeros(len(self.lengths), like.shape[-3], self._room, like.shape[-1])
 
     def expect(self, rows: Sequence[int], new: Sequence[int], *, together: int) -> None:
-        self.rows, self.new, self.together, self._one_each = list(rows), list(new), together, {}
+        self.rows, self.new, self.together = list(rows), list(new), together
+        self._one_each, self._masks = {}, {}
 
     def grow(self) -> None:
         for row, new in zip(self.rows, self.new, strict=True):
@@ -91,7 +96,7 @@ class KeyValues:
             for buffer, fresh in zip(buffers, (key, value), strict=True):
                 buffer[row, :, start:end] = fresh[:, here]
             keys, values = (buffer[row, :, :end] for buffer in buffers)
-            outputs.append(_causal(query[:, here], keys, values, scale=scale, window=window))
+            outputs.append(_causal(query[:, here], keys, values, scale=scale, window=window, masks=self._masks))
             at += new
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
@@ -146,15 +151,19 @@ class _OneEach:
         return cls(rows, torch.tensor(last, device=device), seen[:, None, None], in_place)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None) -> Tensor:
-    """Attention of the last tokens of one row, the queries, over the whole row."""
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, masks: Masks | None = None
+) -> Tensor:
+    """Attention of the last tokens of one row, the queries, over the whole row; masks are taken from `masks`."""
     new, end = query.shape[1], key.shape[1]
     qkv = (query[None], key[None], value[None])
     if new == end and (window is None or end <= window):
         return scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True)[0]
-    seen = torch.ones(new, end, dtype=torch.bool, device=query.device).tril(end - new)
-    if window is not None:
-        seen = seen.triu(end - new - window + 1)
+    masks = {} if masks is None else masks
+    if (new, end, window) not in masks:
+        seen = torch.ones(new, end, dtype=torch.bool, device=query.device).tril(end - new)
+        masks[new, end, window] = seen if window is None else seen.triu(end - new - window + 1)
+    seen = masks[new, end, window]
     return scaled_dot_product_attention(*qkv, attn_mask=seen, scale=scale, enable_gqa=True)[0]
 
 
