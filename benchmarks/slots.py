@@ -63,11 +63,12 @@ class Sizes(NamedTuple):
     slow_rollouts: int
     fast_rollouts: int
     turns: int  # of a rollout in real time
-    rounds: int
+    slow_rounds: int
+    fast_rounds: int
 
 
-FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, rounds=5)
-QUICK = Sizes(seconds=40.0, slow_rollouts=2, fast_rollouts=2, turns=2, rounds=1)
+FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, slow_rounds=1, fast_rounds=5)
+QUICK = Sizes(seconds=40.0, slow_rollouts=2, fast_rollouts=2, turns=2, slow_rounds=1, fast_rounds=1)
 
 
 def run(sizes: Sizes) -> dict:
@@ -274,14 +275,14 @@ def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
         file.write_text(ROOM.format(seconds=SLOW_ACTION_S), encoding="utf-8")
         pool = open_pool(f"{file}:Room", {}, size=PLACES)
         try:
-            slow = _compare(Sides(pool, small, look(), ["room"], depth), sizes.slow_rollouts, sizes.rounds)
+            slow = _compare(Sides(pool, small, look(), ["room"], depth), sizes.slow_rollouts, sizes.slow_rounds)
         finally:
             pool.close()
     even = Sides(InlinePool([FastRoom() for _ in range(PLACES)]), small, look(), ["room"], depth)
     return {
         "slow environment": slow,
-        "fast environment": _compare(_default_setting(sizes.turns), sizes.fast_rollouts, sizes.rounds),
-        "fast environment, even responses": _compare(even, sizes.fast_rollouts, sizes.rounds),
+        "fast environment": _compare(_default_setting(sizes.turns), sizes.fast_rollouts, sizes.fast_rounds),
+        "fast environment, even responses": _compare(even, sizes.fast_rollouts, sizes.fast_rounds),
     }
 
 
@@ -311,7 +312,7 @@ def _compare(sides: Sides, rollouts: int, rounds: int) -> dict[str, float]:
         player = Player(sides.pool, sides.student)
         ways = {"lock-step": _in_lock_step(sides), "ours": _apart(sides, player)}
         for name in sorted(ways, reverse=bool(number % 2)):
-            for _ in islice(ways[name], PLACES):  # so that those that began together have come apart
+            for _ in islice(ways[name], PLACES if rollouts > PLACES else 0):  # that began together, and come apart
                 pass
             began = time.perf_counter(), time.process_time()
             for _ in islice(ways[name], rollouts):

@@ -278,6 +278,22 @@ def test_when_weights_change(versions: Literal["rollout", "turn"], codec: Codec)
     assert (mixed > 0) == (versions == "turn")
 
 
+def test_weights_that_are_wanted_no_more_hold_nobody(codec: Codec) -> None:
+    """The newer version was gone, and the old one is wanted again: rollouts go on with it."""
+    student = Speaker(codec.response_ids("wait"))
+    orders = Script(student, codec)
+    explorer = Explorer(Player(InlinePool([Counting()]), student, version=0), orders, versions="turn")
+    while len(orders.ended) < 2:
+        explorer.step()
+    orders.version, orders.missing = 1, True
+    while orders.missing:
+        explorer.step()
+    orders.version = 0
+    for _ in range(40):
+        explorer.step()
+    assert len(orders.ended) > 4
+
+
 def test_older_weights_never_come_into_a_rollout(codec: Codec) -> None:
     """An evaluation may want an older version: it waits until the rollouts in flight have ended."""
     student = Speaker(codec.response_ids("wait"))
