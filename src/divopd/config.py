@@ -386,7 +386,6 @@ class Config(Part):
     def _in_real_time(self) -> "Config":
         live_only = {"cluster": (self.cluster, None), "learner.ranks": (self.learner.ranks, 1)}
         live_only |= {"teacher.count": (self.teacher.count, 1)}
-        live_only |= {"explorer.versions": (self.explorer.versions, "rollout")}
         for name, (value, usual) in live_only.items():
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")

@@ -121,31 +121,46 @@ def play_each(
     task acts only where `acting` says so.
     """
     waiting = iter(starts)
-    active: list[_InLockStep] = []
+    active: list[InLockStep] = []
     while True:
         used = {id(rollout.environment) for rollout in active}
         free = [environment for environment in environments if id(environment) not in used]
-        active += [_InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
+        active += [InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
         if not active:
             return
         heartbeat()
         going = [rollout for rollout in active if rollout.ask is not None]  # an environment may have died at its reset
-        for policy, rollouts in _by_policy(going, student, teacher_of):
-            asks = [rollout.ask for rollout in rollouts if rollout.ask is not None]
-            responses = policy.respond(
-                [ask.prompt.ids for ask in asks],
-                temperature=acting.temperature,
-                max_tokens=acting.max_response_tokens,
-                seeds=[ask.seed for ask in asks],
-            )
-            for rollout, response in zip(rollouts, responses, strict=True):
-                rollout.go_on(Answered(response))
+        answer_together(going, acting, student=student, teacher_of=teacher_of)
         over = [rollout.played for rollout in active if rollout.played is not None]
         active = [rollout for rollout in active if rollout.played is None]
         yield from over
 
 
-class _InLockStep:
+def answer_together(
+    rollouts: Sequence["InLockStep"],
+    acting: Acting,
+    *,
+    student: Policy,
+    teacher_of: Callable[[str], Policy] | None,
+    version: int | None = None,
+) -> list[Response]:
+    """One turn of each of these rollouts, which all have a question; `version` is the student's, if told."""
+    made: dict[int, Response] = {}
+    for policy, share in _by_policy(rollouts, student, teacher_of):
+        asks = [rollout.ask for rollout in share if rollout.ask is not None]
+        responses = policy.respond(
+            [ask.prompt.ids for ask in asks],
+            temperature=acting.temperature,
+            max_tokens=acting.max_response_tokens,
+            seeds=[ask.seed for ask in asks],
+        )
+        for rollout, response in zip(share, responses, strict=True):
+            rollout.go_on(Answered(response, version))
+            made[id(rollout)] = response
+    return [made[id(rollout)] for rollout in rollouts]
+
+
+class InLockStep:
     """One rollout with its environment, between two turns: it has a question to a model, or it is over."""
 
     def __init__(self, life: "Life", start: Start, environment: Environment) -> None:
@@ -294,10 +309,10 @@ class _InFlight:
 
 
 def _by_policy(
-    active: Sequence[_InLockStep], student: Policy, teacher_of: Callable[[str], Policy] | None
-) -> list[tuple[Policy, list[_InLockStep]]]:
+    active: Sequence[InLockStep], student: Policy, teacher_of: Callable[[str], Policy] | None
+) -> list[tuple[Policy, list[InLockStep]]]:
     """Who acts in which rollouts: each policy responds to all of its prompts at once."""
-    shares: dict[int, tuple[Policy, list[_InLockStep]]] = {}
+    shares: dict[int, tuple[Policy, list[InLockStep]]] = {}
     for rollout in active:
         policy = student
         if rollout.ask is not None and rollout.ask.actor == "teacher":

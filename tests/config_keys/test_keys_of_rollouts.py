@@ -214,11 +214,15 @@ def test_explorers_get_every_second_version(before: Run, after: Run) -> None:
     assert {turn.version for turn in after.rows} == {0, 2}
 
 
-@checks("explorer.versions")
-def test_weights_change_within_a_rollout_on_the_live_clock_only(lab: Lab) -> None:
-    """Live it is a wire of its own, see tests/wiring/test_exploring.py."""
-    assert "expected" not in lab.plan("clock=live", "explorer.versions=turn")
-    assert "explorer.versions is turn, but the simulated clock runs" in lab.plan("explorer.versions=turn")
+@changing("explorer.versions", "turn", "costs.rollout_s=4", "costs.update_s=1.5", "learner.updates=5")
+def test_weights_change_within_a_rollout(before: Run, after: Run) -> None:
+    """A rollout takes more than two updates: it keeps the version of its start, or goes on with newer ones."""
+    for run, most in ((before, 1), (after, 2)):
+        versions = [[turn.version for turn in turns] for turns in run.begun]
+        assert max(len(set(one)) for one in versions) >= most
+        assert all(one == sorted(one) for one in versions)
+    assert {len({turn.version for turn in turns}) for turns in before.begun} == {1}
+    assert after.begun[0][0].response_ids == before.begun[0][0].response_ids
 
 
 @changing("explorer.max_backlog", "6", "costs.update_s=5")

@@ -33,6 +33,7 @@ def gap(row: Sequence[float] | None, model: LlamaForCausalLM, turn: Turn) -> flo
         ("adaptive", "simulated"),
         ("adaptive", "live"),
         ("seldom", "simulated"),
+        ("turning", "simulated"),
         pytest.param("turning", "live", marks=pytest.mark.slow),
     ],
 )
@@ -58,10 +59,10 @@ def test_a_rollout_that_outlasts_its_weights_keeps_the_version_of_its_start(wire
     assert all(row.version <= one.published[0] for rows, one in played for row in rows)
 
 
-@pytest.mark.slow
-def test_weights_change_within_a_rollout(wired: WiredRuns) -> None:
+@BOTH_CLOCKS
+def test_weights_change_within_a_rollout(wired: WiredRuns, clock: str) -> None:
     """Where versions go by turn, a rollout that outlasts its weights goes on with newer ones, never with older."""
-    rollouts = wired.get("turning", "live").run.rollouts().values()
+    rollouts = wired.get("turning", clock).run.rollouts().values()
     versions = [[turn.version for turn in turns] for turns in rollouts]
     assert sum(len(set(one)) > 1 for one in versions) >= 2
     assert all(one == sorted(one) for one in versions)
