@@ -54,6 +54,21 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-vllm/bin/python --editable '.[train]' pytest pytest-timeout hypothesis
 	touch $@
 
+# frameworks whose adapters are tried in the real package; Trinity's own requirements (verl, vLLM's companions) want GPUs
+.venv-trinity/installed: pyproject.toml
+	test -x .venv-trinity/bin/python || $(PYTHON) -m venv .venv-trinity
+	scripts/install .venv-trinity/bin/python torch==2.13.0 'ray[default]==2.60.0' safetensors omegaconf sortedcontainers \
+		pandas jsonlines sqlalchemy aiosqlite greenlet datasets tensorboard
+	scripts/install .venv-trinity/bin/python --no-deps trinity-rft==0.6.0
+	scripts/install .venv-trinity/bin/python --editable . pytest pytest-timeout hypothesis
+	touch $@
+
+.venv-transfer-queue/installed: pyproject.toml
+	test -x .venv-transfer-queue/bin/python || $(PYTHON) -m venv .venv-transfer-queue
+	scripts/install .venv-transfer-queue/bin/python torch==2.13.0 'ray[default]==2.60.0' TransferQueue==0.1.11
+	scripts/install .venv-transfer-queue/bin/python --editable . pytest pytest-timeout hypothesis
+	touch $@
+
 .venv-lock/installed:
 	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
@@ -81,10 +96,12 @@ quick: setup
 	$(BIN)/python -m pytest tests/core tests/store tests/pipeline/test_training.py -m 'not slow and not crash' \
 		--hypothesis-profile=quick --durations=3
 
-test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed
+test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed .venv-trinity/installed .venv-transfer-queue/installed
 	$(BIN)/python -m pytest -m slow
 	.venv-alfworld/bin/python -m pytest -m slow tests/environments/test_alfworld_package.py
 	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py
+	.venv-trinity/bin/python -m pytest -m slow tests/adapters/test_trinity.py tests/adapters/test_trinity_example.py
+	.venv-transfer-queue/bin/python -m pytest -m slow tests/adapters/test_transfer_queue.py
 
 same: setup
 	$(if $(BASE),,$(error BASE is empty; say which commit to compare with: make same BASE=COMMIT))

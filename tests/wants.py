@@ -19,6 +19,8 @@ WAYS = {
     "the history": "git fetch --unshallow",
     "mounts of one's own": "run it as root",
     "vLLM": "make test-slow",
+    "Trinity-RFT": "make test-slow",
+    "TransferQueue": "make test-slow",
     "SmolLM2": "make test-slow",
     **{
         f"the extra {name}": f"pip install -e '.[{name}]'"

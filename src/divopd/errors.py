@@ -6,7 +6,8 @@ DivopdError                     the base: one line, says what was got, what was 
 │   ├── RunBusyError            another command works on the run
 │   ├── UnknownNameError        no method, preset, environment … of that name
 │   ├── StateError              the saved state of a pool is of other settings, or none
-│   └── MissingExtraError       an optional part of divopd is not installed
+│   ├── MissingExtraError       an optional part of divopd is not installed
+│   └── UnsupportedVersionError  a framework has another version than the one its adapter fits
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotAStoreError          the file is no store, is damaged, or has another format
 │   ├── ConflictError           the same id was put before with another content
@@ -67,6 +68,10 @@ class MissingExtraError(InputError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed; run {how_to_install(extra)}")
+
+
+class UnsupportedVersionError(InputError):
+    """A framework has a version that its adapter does not fit; the message names one that it does."""
 
 
 class StoreError(DivopdError):

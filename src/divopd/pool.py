@@ -128,6 +128,11 @@ class Pool:
         """Whether `compose` would fill a whole batch now."""
         return self.rows(update) >= self.settings.batch_size
 
+    def room(self, update: int) -> int:
+        """How many more rows this update could look at: whoever reads another queue leaves the rest there."""
+        oldest = self._composer.oldest_version(update)
+        return max(0, self._composer.pool_size - sum(c.version >= oldest for c in (*self._pending, *self._queue)))
+
     def compose(self, update: int, allow_short: bool = False) -> Batch:
         """Compose the batch of this update; its rows leave the pool. The learner holds version `update` before it.
 

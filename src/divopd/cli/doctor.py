@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     core = check_core()
     checks = [core, *check_packages(), check_devices(), check_java(), *check_environments(), *check_data()]
+    checks += check_frameworks()
     machine = describe_machine()
     if args.json:
         print(json.dumps({"core_works": core.found is not None, **machine, "checks": [asdict(c) for c in checks]}))
@@ -126,6 +127,22 @@ def check_data() -> list[Check]:
         lacking = f"set it to a folder with {what}" if folder is None else f"{folder} is no folder; expected {what}"
         checks.append(Check(variable, folder if there else None, "official data", "" if there else lacking))
     return checks
+
+
+def check_frameworks() -> list[Check]:
+    """Other training frameworks that are installed, each with the adapter that fits it, or why it does not."""
+    from divopd.adapters.frameworks import FRAMEWORKS
+
+    checks = []
+    for framework in FRAMEWORKS.values():
+        version, misfit = framework.installed(), framework.misfit()
+        if version is not None:
+            use = framework.adapter if framework.run else f"{framework.adapter} (not run with the real package)"
+            found = None if misfit else version
+            checks.append(Check(f"framework {framework.package}", found, use, misfit or ""))
+    names = ", ".join(FRAMEWORKS)
+    none = Check("frameworks", None, "divopd inside another one", f"none of {names} is here; divopd needs none of them")
+    return checks or [none]
 
 
 def describe_machine() -> dict[str, str | int | None]:

@@ -1,0 +1,1 @@
+"""divopd inside frameworks that people already run: a module for each, over `divopd.pool`."""
