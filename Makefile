@@ -69,6 +69,22 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-transfer-queue/bin/python --editable . pytest pytest-timeout hypothesis
 	touch $@
 
+# verl's own requirements want GPUs in part; these are what its trainer and its replay buffer import
+.venv-verl/installed: pyproject.toml
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	scripts/install .venv-verl/bin/python torch==2.13.0 'ray[default]==2.60.0' TransferQueue==0.1.11 'tensordict==0.10.0' \
+		'transformers>=5.5.3,<5.11' datasets peft torchdata hydra-core codetiming pandas dill pillow cachetools uvicorn fastapi
+	scripts/install .venv-verl/bin/python --no-deps verl==0.9.1
+	scripts/install .venv-verl/bin/python --editable . pytest pytest-timeout hypothesis
+	touch $@
+
+.venv-trl/installed: pyproject.toml
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	scripts/install .venv-trl/bin/python torch==2.13.0
+	scripts/install .venv-trl/bin/python trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 requests
+	scripts/install .venv-trl/bin/python --editable '.[train]' pytest pytest-timeout hypothesis
+	touch $@
+
 .venv-lock/installed:
 	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	scripts/install .venv-lock/bin/python 'uv>=0.9'
@@ -96,12 +112,15 @@ quick: setup
 	$(BIN)/python -m pytest tests/core tests/store tests/pipeline/test_training.py -m 'not slow and not crash' \
 		--hypothesis-profile=quick --durations=3
 
-test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed .venv-trinity/installed .venv-transfer-queue/installed
+test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed .venv-trinity/installed .venv-transfer-queue/installed \
+		.venv-verl/installed .venv-trl/installed
 	$(BIN)/python -m pytest -m slow
 	.venv-alfworld/bin/python -m pytest -m slow tests/environments/test_alfworld_package.py
 	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py
 	.venv-trinity/bin/python -m pytest -m slow tests/adapters/test_trinity.py tests/adapters/test_trinity_example.py
 	.venv-transfer-queue/bin/python -m pytest -m slow tests/adapters/test_transfer_queue.py
+	.venv-verl/bin/python -m pytest -m slow tests/adapters/test_verl.py
+	.venv-trl/bin/python -m pytest -m slow tests/adapters/test_trl.py
 
 same: setup
 	$(if $(BASE),,$(error BASE is empty; say which commit to compare with: make same BASE=COMMIT))

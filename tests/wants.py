@@ -21,6 +21,8 @@ WAYS = {
     "vLLM": "make test-slow",
     "Trinity-RFT": "make test-slow",
     "TransferQueue": "make test-slow",
+    "verl": "make test-slow",
+    "TRL": "make test-slow",
     "SmolLM2": "make test-slow",
     **{
         f"the extra {name}": f"pip install -e '.[{name}]'"

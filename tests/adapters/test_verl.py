@@ -286,8 +286,8 @@ def test_the_best_few_tokens_of_a_teacher() -> None:
     wide[:, 1] = fields["teacher_logprobs"][:, 0]
     ids[prompt - 1 : -1, 1] = torch.tensor(turn.response_ids, dtype=torch.int32)
     ids[prompt - 1, 1] = -1  # the first token is not among the best
-    names = ("prompts", "responses", "response_mask", "rollout_log_probs")
-    measured = _measured(*(fields[name] for name in names), wide, ids)
+    student, mask = fields["rollout_log_probs"], fields["response_mask"]
+    measured = _measured(fields["prompts"], fields["responses"], mask, student, wide, ids)
     assert turn.student_logprobs is not None
     assert turn.teacher_logprobs is not None
     rest = list(zip(turn.student_logprobs, turn.teacher_logprobs, strict=True))[1:]

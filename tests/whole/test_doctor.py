@@ -22,6 +22,7 @@ def test_the_core_works_here(capsys: pytest.CaptureFixture[str]) -> None:
     parts = {check["part"]: check for check in told["checks"]}
     assert parts["numpy"]["found"]
     assert parts["environment alfworld-small"]["found"] == "ready"
+    assert any(part.startswith("framework") for part in parts)
     for check in told["checks"]:
         assert bool(check["found"]) != bool(check["install"]), check
 

@@ -127,6 +127,7 @@ def _row(sample: Any, turn: int, input: Any, prompt: Prompt) -> Row:
     )
     group = [[sample]] if isinstance(input.group[0], list) else [sample]
     version = sample.oldest_weight_version or 0
+    turn = int(sample.metadata.get("turn", turn))
     return Row(str(rollout), turn, str(task), version, measured, (replace(input, group=group), prompt))
 
 

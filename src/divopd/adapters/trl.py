@@ -9,6 +9,9 @@ looks. `batch_size` is what one update trains: per_device_train_batch_size x gra
 and `token_budget` is 0, so that TRL counts rows, not tokens.
 """
 
+# pyright takes trl for this very file
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
 import json
 import os
 import queue
@@ -24,7 +27,7 @@ import numpy as np
 from divopd.adapters.feeding import compose_if_ready, figures, pool_of_equal_rows
 from divopd.adapters.frameworks import require_fit
 from divopd.errors import InputError
-from divopd.pool import Batch, Row, measure
+from divopd.pool import Row, measure
 
 STATE_FILE = "divopd.json"
 
@@ -51,7 +54,7 @@ class DivOPDRolloutWorker:
         self._rows: deque[Any] = deque()  # composed and not known to be trained, oldest first; as TRL has them
         self._first = 0  # the number of the first of them, counted from the first row of the run
         self._given = 0  # rows that the trainer has taken, of the same count
-        self._batches: deque[Batch] = deque()  # whose figures were not told yet
+        self._figures: deque[tuple[int, dict[str, float]]] = deque()  # of updates that are not known to be done
 
     # ── what the trainer asks of a worker ─────────────────────────────────────────────────────────────────────────
 
@@ -82,7 +85,7 @@ class DivOPDRolloutWorker:
             self._take_what_is_there()
             batch = compose_if_ready(self.pool, self._given // self.pool.settings.batch_size)
             if batch is not None:
-                self._batches.append(batch)
+                self._figures.append((batch.update, figures(batch)))
                 self._rows.extend(row.payload for row in batch.rows)
             else:
                 left_s = None if until is None else max(0.0, until - monotonic())
@@ -131,8 +134,8 @@ class DivOPDRolloutWorker:
         while self._rows and self._first < self._trained * self.pool.settings.batch_size:
             self._rows.popleft()
             self._first += 1
-        while self._batches and self._batches[0].update < self._trained:
-            self.metrics_queue.tell(figures(self._batches.popleft()))
+        while self._figures and self._figures[0][0] < self._trained:
+            self.metrics_queue.tell(self._figures.popleft()[1])
 
     # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -170,14 +173,16 @@ class DivOPDRolloutWorker:
         """
         self._trained_up_to(self._trained if updates is None else updates)
         waiting = [self._encoded(sample) for sample in self._rows]
-        return {"updates": self._trained, "waiting": waiting, "pool": self.pool.state_dict(self._encoded)}
+        pool = self.pool.state_dict(self._encoded)
+        return {"updates": self._trained, "waiting": waiting, "figures": list(self._figures), "pool": pool}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; the trainer begins with the weights after as many updates as it tells."""
         self._begun_at = self._trained = int(state["updates"])
         self.pool.load_state_dict(state["pool"], self._decoded)
         self._rows = deque(map(self._decoded, state["waiting"]))
         self._first = self._given = self._trained * self.pool.settings.batch_size
-        self._batches.clear()
+        self._figures = deque((int(update), told) for update, told in state["figures"])
 
     def _encoded(self, sample: Any) -> dict[str, Any]:
         """A row of TRL as JSON: arrays with their type, its version as a number of updates."""

@@ -8,13 +8,16 @@ A row is an output of an agent loop: its key `{uid}_{session}_{index}` has task,
 rows, where verl's own counts prompts; verl fills up to a multiple of ppo_mini_batch_size x rollout.n with dead rows.
 """
 
+# pyright takes transfer_queue for the file beside this one
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
 import json
 import logging
 from itertools import groupby
 from typing import Any
 
 from divopd.adapters.feeding import compose_if_ready, figures, pool_of_equal_rows
-from divopd.adapters.frameworks import require_fit
+from divopd.adapters.frameworks import require_fit, unusable
 from divopd.errors import InputError
 from divopd.pool import Batch, Row, measure
 
@@ -22,9 +25,8 @@ try:
     import transfer_queue as tq
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
-except ImportError:
-    require_fit("verl")  # of another version: say so instead
-    raise
+except ImportError as error:
+    raise unusable("verl", error) from None
 
 STATE = "divopd"  # a partition of our own in TransferQueue: its checkpoint brings the pool's state back
 FIELDS = ["prompts", "responses", "response_mask", "rollout_log_probs", "teacher_logprobs", "teacher_ids"]

@@ -58,10 +58,10 @@ def check_core() -> Check:
         from divopd.store import Store
         from divopd.synth import PRESETS, synthesize
 
-        turns = list(islice(synthesize(PRESETS["alfworld"], updates=1, seed=0), 64))
+        turns = list(islice(synthesize(PRESETS["alfworld"], updates=3, seed=0), 64))  # the first ones come at update 1
         pool = Pool("divopd", batch_size=16)
         pool.put(map(Row.of, turns))
-        pool.compose(update=0)
+        pool.compose(update=2)
         with TemporaryDirectory() as folder:
             Store.create(Path(folder) / "store.db").close()
     except (ImportError, OSError, DivopdError) as error:
