@@ -72,7 +72,9 @@ class OpenAIPolicy:
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[np.ndarray]]:
         """Log probabilities of the tokens start … end - 1 of each span; sequences that continue one another go once."""
-        return score_merged(sequences, spans, lambda merged: self._each(self._prompt_logprobs, merged))
+        return score_merged(
+            sequences, spans, lambda merged: self._each(self._prompt_logprobs, [sequence.ids for sequence in merged])
+        )
 
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]

@@ -30,7 +30,8 @@ from divopd.models.engine import Interruptible
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.broken import BROKE, note_broken, sentence_of
 from divopd.pipeline.kept_weights import keep_weights
-from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.models import load_student
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
 from divopd.pipeline.vocabularies import Vocabularies
