@@ -69,7 +69,7 @@ class EnvironmentPart(Part):
 
     name: str = "alfworld-small"
     """A name that `divopd envs` lists, or your own: FILE.py:CLASS."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field({})
     """What the environment itself takes, such as `id` for gym."""
     train_split: str
     """Which tasks are trained on."""
@@ -138,7 +138,7 @@ class TeacherPart(ModelPart):
     """Teacher processes of the live clock, which share the work; each loads the teachers, or asks their servers."""
     prompt: Literal["shared", "own"] = "shared"
     """Teachers read the student's prompts, id by id, or the history in their own chat template (specification §6.2)."""
-    by_task: dict[str, Name] = {}
+    by_task: dict[str, Name] = Field({})
     """Other teachers, a folder or a url each, for tasks that fit a pattern such as `pick_*`; the first one counts."""
 
 

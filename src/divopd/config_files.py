@@ -80,7 +80,7 @@ def machine_names() -> list[str]:
 
 
 def find_machine(name: str) -> Path:
-    """The file of a machine: a path that ends in .yaml, or one of `machine_names`; UnknownNameError for another name."""
+    """The file of a machine: a path that ends in .yaml, or one of `machine_names`; else an UnknownNameError."""
     if Path(name).suffix in (".yaml", ".yml"):
         return Path(name)
     if name not in machine_names():
@@ -114,7 +114,7 @@ def read_layers(file: Path, overrides: Sequence[str], *, machine: str | None = N
 
 
 def _chain(file: Path, *, machines: bool) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that are extended, the most general first, and the file itself; `machines`: those that they name, too."""
+    """The files that are extended, the most general first, and the file itself; `machines`: and those they name."""
     chain: list[tuple[Path, dict[str, Any]]] = []
     while True:
         if len(chain) > MAX_FILES:

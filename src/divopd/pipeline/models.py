@@ -33,11 +33,11 @@ def load_actor(config: Config) -> StudentEngine:
     part = config.student
     kind = ENGINES[part.engine]
     dtype = part.dtype if kind.local else config.learner.compute
-    wish = _wish(config, "student", part.model, dtype=dtype)
+    wish = engine_wish(config, "student", part.model, dtype=dtype)
     return kind.load(replace(wish, forbidden=Vocabularies(config).forbidden, lora=part.lora))
 
 
-def _wish(config: Config, name: str, model: str, *, dtype: str) -> EngineWish:
+def engine_wish(config: Config, name: str, model: str, *, dtype: str) -> EngineWish:
     """With memory for the longest prompts and responses of all rollouts in flight, and no more than that."""
     folder, part = model_folder(model), config.teacher if name == "teacher" else config.student
     wish = EngineWish(
@@ -78,4 +78,4 @@ def _load_teacher(config: Config, model: str) -> Engine:
     part = config.teacher
     if is_server(model):
         return OpenAIPolicy(model, model=None, timeout_s=part.timeout_s)
-    return ENGINES[part.engine].load(_wish(config, "teacher", model, dtype=part.dtype))
+    return ENGINES[part.engine].load(engine_wish(config, "teacher", model, dtype=part.dtype))

@@ -1,8 +1,8 @@
 """Bytes that one rank of the learner holds at the worst moment of an update, part by part.
 
-That moment is in the backward pass through the products of a feed-forward layer. `divopd bench memory` holds parameters,
-gradients and activations against PyTorch's own memory tracker. The workspace of CUDA's kernels and libraries comes on
-top; nobody has measured it here.
+That moment is in the backward pass through the products of a feed-forward layer. `divopd bench memory` holds
+parameters, gradients and activations against PyTorch's own memory tracker. The workspace of CUDA's kernels and
+libraries comes on top; nobody has measured it here.
 """
 
 from divopd.models.model_files import ModelFacts
@@ -59,8 +59,8 @@ def _activations(student: ModelFacts, tokens: int, *, compute: str, recompute: b
 def _layer_bytes(student: ModelFacts, width: int) -> tuple[int, int]:
     """Of a token in one layer: what its forward pass keeps, and what its backward pass has besides at its worst.
 
-    Kept are the inputs of two norms (in float32, rounded, and scaled), queries, keys, values and outputs of attention, and
-    four of the feed-forward layer; norms of queries and keys keep their inputs as well.
+    Kept are the inputs of two norms (in float32, rounded, and scaled), queries, keys, values and outputs of attention,
+    and four of the feed-forward layer; norms of queries and keys keep their inputs as well.
     """
     keys = student.cache_width // 2
     norms = 2 * (4 + 2 * width) * student.hidden
