@@ -129,7 +129,9 @@ class TeacherPart(ModelPart):
 
     model: Name = "embedded:teacher"
     url: str | None = None
-    """An OpenAI-compatible server in the place of a folder; it knows the teacher as `model`."""
+    """A server in the place of a folder, its address ending in /v1; it knows the teacher as `model`."""
+    server: Literal["openai", "sglang"] = "openai"
+    """What servers of teachers are: OpenAI-compatible with log probabilities of prompts, as vLLM; or SGLang."""
     timeout_s: PositiveFloat = 60.0
     """How long one answer of a server may take, from the first byte sent to the last one read."""
     away_limit_s: PositiveFloat = 3600.0

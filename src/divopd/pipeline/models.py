@@ -8,6 +8,7 @@ from divopd.failures import FIRST
 from divopd.models.engine import ENGINES, Engine, EngineWish, StudentEngine
 from divopd.models.model_files import model_folder, read_model_facts
 from divopd.models.openai_policy import OpenAIPolicy
+from divopd.models.sglang_policy import SglangPolicy
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.vocabularies import Vocabularies, is_server, teacher_of
 from divopd.plan.fit import memory_share
@@ -58,7 +59,7 @@ def engine_wish(config: Config, name: str, model: str, *, dtype: str) -> EngineW
 def load_teachers(config: Config) -> Teachers:
     """All teachers; a folder that several tasks name is loaded once, and a server is asked for nothing yet."""
     part, load = config.teacher, cache(partial(_load_teacher, config))
-    default = OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s) if part.url else load(part.model)
+    default = _server(config, part.url, model=part.model) if part.url else load(part.model)
     others = {pattern: load(model) for pattern, model in part.by_task.items()}
     first = max(FIRST, config.explorer.rollouts_in_flight)
     return Teachers(default, others, Vocabularies(config).foreign, first)
@@ -68,8 +69,7 @@ def load_teacher(config: Config, role: str) -> Engine:
     """One of the teachers, by what messages call it."""
     part = config.teacher
     if role == "teacher":
-        server = part.url and OpenAIPolicy(part.url, model=part.model, timeout_s=part.timeout_s)
-        return server or _load_teacher(config, part.model)
+        return _server(config, part.url, model=part.model) if part.url else _load_teacher(config, part.model)
     [model] = [model for pattern, model in part.by_task.items() if teacher_of(pattern) == role]
     return _load_teacher(config, model)
 
@@ -77,5 +77,11 @@ def load_teacher(config: Config, role: str) -> Engine:
 def _load_teacher(config: Config, model: str) -> Engine:
     part = config.teacher
     if is_server(model):
-        return OpenAIPolicy(model, model=None, timeout_s=part.timeout_s)
+        return _server(config, model, model=None)
     return ENGINES[part.engine].load(engine_wish(config, "teacher", model, dtype=part.dtype))
+
+
+def _server(config: Config, url: str, *, model: str | None) -> OpenAIPolicy:
+    """A teacher behind a server; it is asked for nothing yet."""
+    kind = {"openai": OpenAIPolicy, "sglang": SglangPolicy}[config.teacher.server]
+    return kind(url, model=model, timeout_s=config.teacher.timeout_s)
