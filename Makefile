@@ -84,7 +84,7 @@ quick: setup
 test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed
 	$(BIN)/python -m pytest -m slow
 	.venv-alfworld/bin/python -m pytest -m slow tests/environments/test_alfworld_package.py
-	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py
+	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py tests/models/test_vllm_memory.py
 
 same: setup
 	$(if $(BASE),,$(error BASE is empty; say which commit to compare with: make same BASE=COMMIT))

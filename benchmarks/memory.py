@@ -11,8 +11,10 @@ them depends on the optimizer's implementation. What CUDA's kernels and librarie
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from divopd.models.model_files import ModelFacts
 from divopd.models.published import PUBLISHED, qwen_config
 from divopd.plan.learner_memory import learner_bytes
 
@@ -60,7 +62,7 @@ def _rows(student: str, sizes: Sizes) -> list[dict[str, Any]]:
 def compare(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, Any]:
     """Bytes of one rank at the worst moment: parameters and gradients as they stay, the rest, and both sums."""
     peak = track(student, ranks=ranks, tokens=tokens, layers=layers)
-    facts = qwen_config_facts(student, layers)
+    facts = facts_of(student, layers)
     parts = learner_bytes(facts, ranks=ranks, tokens=tokens, compute="bfloat16", recompute=True)
     ours = {"parameters": parts["student"], "gradients": parts["gradient"]}
     ours["activations"] = parts["gathered weights"] + parts["activations"]
@@ -80,10 +82,8 @@ def compare(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, 
     }
 
 
-def qwen_config_facts(student: str, layers: int) -> Any:
+def facts_of(student: str, layers: int) -> ModelFacts:
     """The facts of a student with fewer layers."""
-    from dataclasses import replace
-
     whole = PUBLISHED[student]
     layer = (whole.parameters - whole.embeddings - whole.hidden) // whole.layers
     return replace(whole, layers=layers, parameters=whole.parameters - (whole.layers - layers) * layer)
