@@ -20,7 +20,8 @@ from divopd.errors import InputError
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.begin import begin_run
-from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.models import load_student
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.simulated import SimulatedWorld, Slot, _slot_from_json, _slot_to_json
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes

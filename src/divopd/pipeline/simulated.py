@@ -34,7 +34,8 @@ from divopd.models.policy import Policy
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.broken import BROKE, note_broken, retelling, sentence_of
 from divopd.pipeline.kept_weights import keep_weights
-from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.models import load_student
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
 from divopd.pipeline.turn_by_turn import Begun, begun_from_json
