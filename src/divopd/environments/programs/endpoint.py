@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import secrets
+import select
 import socket
 import threading
 import time
@@ -283,9 +284,10 @@ def _is_lost(call: ChatCall) -> bool:
 
 
 def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has gone; one that has more to say has not."""
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and connection.recv(1, socket.MSG_PEEK) == b""
+    except (OSError, ValueError):  # reset, or closed by us
         return True

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from divopd.environments.checked import has_lone_surrogate
 from divopd.environments.environment import Environment
@@ -19,11 +19,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """`command`: words, or FILE.py:function. `tasks`: a file by split. `tools`: who writes tools into prompts."""
+    """`command`: words, or FILE.py:function. `tasks_by_split`: a file of tasks for each split."""
 
     command: list | str = ""
     tasks_by_split: dict = field(default_factory=dict)
-    tools: Literal["template", "plain", "none"] = "template"
 
     def argv(self) -> list[str]:
         """What is started."""
