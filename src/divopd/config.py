@@ -82,8 +82,8 @@ class EnvironmentPart(Part):
     """Of a program: a file with its tasks for each split, one JSON object with an `id` a line."""
     tools: Literal["template", "plain", "none"] = "template"
     """Of a program: who writes its tools into prompts: the chat template, plain text, or nobody (they are refused)."""
-    train_undelivered: bool = False
-    """Of a program: whether turns are trained whose answers it has not heard."""
+    undelivered: Literal["drop", "train"] = "drop"
+    """Of a program: what becomes of turns whose answers it has not heard."""
     settings: dict[str, Any] = {}
     """What the environment itself takes, such as `id` for gym."""
     train_split: str

@@ -54,7 +54,7 @@ def programs_of(config: Config, codec: Codec, *, calls: Calls | None = None) -> 
         return None
     chat = Chat(codec, tools=part.tools)
     most = config.prompts.max_prompt_tokens
-    return Programs(chat, most, calls=calls, train_undelivered=part.train_undelivered)
+    return Programs(chat, most, calls=calls, train_undelivered=part.undelivered == "train")
 
 
 class ProgramRollout:
@@ -205,6 +205,7 @@ class ProgramRollout:
             "tools_way": chat.tools,
             "parser": chat.parser,
             "parsed": said.status,
+            "action": _action_of(said),
             "finish": body["choices"][0]["finish_reason"],
             "streamed": request["stream"],
         }
