@@ -95,6 +95,7 @@ def test_every_row_is_worth_to_a_fresh_pass_what_was_recorded(models: Path, run:
 def test_why_tells_what_each_call_was_and_what_became_of_it(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Agent, tokens, how it was parsed and delivered, beside the fate of its turn."""
     name, rows = next(iter(run.rollouts().items()))
+    capsys.readouterr()
     assert main(["why", str(run.folder), name, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [call["turn"] for call in told["calls"]] == [row.turn for row in rows]
