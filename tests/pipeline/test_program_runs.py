@@ -11,6 +11,7 @@ import torch
 
 import door_agent
 from divopd.cli import main
+from divopd.config import load_config
 from divopd.store import Store, count_incomplete, read_attempts
 from recorded_run import RecordedRun, train
 from word_model import load_model, logprobs, save_model
@@ -142,3 +143,41 @@ def test_what_cannot_work_is_refused_at_the_start(models: Path, tmp_path: Path, 
         assert made.code == 2
         assert sentence in capsys.readouterr().err
         assert not (tmp_path / f"run{number}").exists()
+
+
+def test_a_program_can_be_watched_with_a_model_or_a_runs_student(
+    models: Path, run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every message and every answer on the terminal, until it ends."""
+    tasks = f"tasks={models / 'test.jsonl'}"
+    for policy in (models / "student", run.folder):
+        words = ["play", f"command {sys.executable} {AGENT}", "test-1", "--policy", str(policy), "--set", tasks]
+        assert main([*words, "--set", "horizon=2"]) == 0
+        said = capsys.readouterr().out
+        assert "[user] test-1 turn 0\n1 > " in said
+        assert "of 2 turns, reward" in said
+    assert main(["play", "command true", "--policy", str(models / "student")]) == 2
+    assert main(["play", "command true"]) == 2
+    assert "name one with --policy MODEL" in capsys.readouterr().err
+
+
+def test_init_writes_the_lines_of_a_program(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read back, and name the files that hold the tasks."""
+    monkeypatch.chdir(models)
+    words = ["--student", str(models / "student"), "--teacher", str(models / "teacher"), "--out", str(tmp_path / "new")]
+    assert main(["init", "--environment", f"command {sys.executable} {AGENT}", *words]) == 0
+    part = load_config(tmp_path / "new" / "train.yaml").environment
+    assert part.command == (sys.executable, AGENT)
+    assert part.tasks == {"train": "train.jsonl", "test": "test.jsonl"}
+    assert main(["init", "--environment", "command ", *words]) == 2
+
+
+def test_transcripts_and_evaluations_of_a_program(run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`divopd evaluate` plays the same tasks as the run did, and writes what was said."""
+    file = tmp_path / "said.jsonl"
+    assert main(["evaluate", f"{run.folder}@1", "--transcripts", str(file), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["success_rate"] == run.metrics("evaluation")[1]["success_rate"]
+    first = json.loads(file.read_text().splitlines()[0])
+    assert first["first"] == "[user] test-0 turn 0"
+    assert first["turns"][0]["answer"] == first["turns"][0]["action"]
