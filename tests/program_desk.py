@@ -109,7 +109,9 @@ class Seat:
 class Desk:
     """Plays programs until it is closed. `student` may be told what to answer; rollouts that ended are in `over`."""
 
-    def __init__(self, folder: Path, *, places: int = 2, timeout_s: float = 60.0, most: int = 12, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, *, places: int = 2, timeout_s: float = 60.0, most: int = 12, **changes: Any
+    ) -> None:
         self.folder = folder
         self.tasks = {name: {"id": name} for name in ("a", "b", "c")}
         policy = make_student()

@@ -112,7 +112,9 @@ class EnvironmentPart(Part):
     @model_validator(mode="after")
     def _program(self) -> "EnvironmentPart":
         if (self.name == "program") != (self.command is not None):
-            raise ValueError(f"name is {self.name}; expected command and no name for a program, or a name and no command")
+            raise ValueError(
+                f"name is {self.name}; expected command and no name for a program, or a name and no command"
+            )
         return self
 
     @field_validator("workers", mode="before")

@@ -137,7 +137,7 @@ class EnvironmentMistake(EnvironmentFailure, InputError):
 
 
 class ProgramFailure(EnvironmentFailure):
-    """An agent program died, took too long or wrote no readable outcome. `told`: its output, and what it did not hear."""
+    """An agent program died, took too long or wrote no readable outcome. `told` has its output, among other things."""
 
     def __init__(self, message: str, *, told: dict[str, Any]) -> None:
         super().__init__(message)

@@ -22,9 +22,9 @@ from divopd.explorer import Acting, Actor, Answered, Ask, Played, PlayedTurn, St
 from divopd.models.policy import Response
 from divopd.prompts import Codec, Prompt
 from divopd.prompts.chat import Chat, readable
+from divopd.prompts.tool_calls import Said
 from divopd.recovery import ProgressWatch, RecoveryState
 from divopd.store.faces import Calls
-from divopd.prompts.tool_calls import Said
 
 Json = dict[str, Any]
 CUT = "the rollout was cut at its most calls"
@@ -150,7 +150,11 @@ class ProgramRollout:
     def _completion(self, request: Json, prompt: Prompt, response: Response, said: Said) -> Json:
         name = f"{self.start.number}-{len(self.turns)}"
         calls = [
-            {"id": _tool_call_id(name, n), "type": "function", "function": call | {"arguments": json.dumps(call["arguments"])}}
+            {
+                "id": _tool_call_id(name, n),
+                "type": "function",
+                "function": call | {"arguments": json.dumps(call["arguments"])},
+            }
             for n, call in enumerate(said.calls)
         ]
         ended = bool(response.ids) and (

@@ -1,25 +1,28 @@
 """Messages of programs as prompt ids, and answers as tool calls."""
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from divopd.environments import Observation
 from divopd.errors import AlignmentError, InputError
 from divopd.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from divopd.prompts import Codec, Conversation, PromptStyle
-from divopd.environments import Observation
 from divopd.prompts.chat import Chat, readable
 from program_desk import TOOL
 
 # as models that know tools have it: offered in the system text, called between tags, answered by a user's message
 TOOL_TEMPLATE = (
-    "{%- if tools %}{{ '<|see|># Tools\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}{% endif -%}"
+    "{%- if tools %}{{ '<|see|># Tools\n' }}"
+    "{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}{% endif -%}"
     "{%- for message in messages -%}"
     "{%- if message.role == 'assistant' -%}{{ '<|act|>' + (message.content or '') }}"
     "{%- for call in message.tool_calls or [] -%}"
-    "{{ '\n<tool_call>\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}{{ call.function.arguments | tojson }}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}"
     "{{ '}\n</tool_call>' }}"
     "{%- endfor -%}{{ '<|end|>' }}"
     "{%- elif message.role == 'tool' -%}{{ '<|see|><tool_response>\n' + message.content + '\n</tool_response>' }}"
@@ -50,7 +53,9 @@ def user(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("chat", [TEMPLATED, PLAIN], ids=["template", "plain"])
 @settings(max_examples=25, deadline=None)
-@given(texts=st.lists(st.text(max_size=8) | st.sampled_from([*MARKS, "<|se", "e|>", "\ufdd0", "<tool_call>"]), max_size=6))
+@given(
+    texts=st.lists(st.text(max_size=8) | st.sampled_from([*MARKS, "<|se", "e|>", "\ufdd0", "<tool_call>"]), max_size=6)
+)
 def test_only_the_template_says_who_speaks(chat: Chat, texts: list[str]) -> None:
     """Whatever messages and tools spell, in whatever pieces, the marks in a prompt are the template's."""
     text = "".join(texts)
@@ -86,7 +91,9 @@ def test_a_template_that_shows_tools_passes_its_test_and_others_are_refused() ->
     with pytest.raises(InputError, match="does not show a call that the parser reads"):
         chat_with(half).check_tools()
     with pytest.raises(InputError, match="refuses a call and its result"):
-        chat_with(TOOL_TEMPLATE.replace("message.role == 'tool'", "message.role == 'tool' and message.fail.x.y")).check_tools()
+        chat_with(
+            TOOL_TEMPLATE.replace("message.role == 'tool'", "message.role == 'tool' and message.fail.x.y")
+        ).check_tools()
 
 
 def test_tools_are_in_the_prompt_or_refused() -> None:
@@ -126,7 +133,7 @@ def test_answers_are_parsed_or_told_as_text(text: str, status: str, content: str
 
 def test_what_a_program_sees_can_be_read() -> None:
     """Its messages since the last answer; how it ended; the words of a failure."""
-    told = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "tool", "content": "c"}]}'
-    assert readable(told) == "[tool] c"
+    messages = [{"role": role, "content": role[0]} for role in ("user", "assistant", "tool")]
+    assert readable(json.dumps({"messages": messages})) == "[tool] t"
     assert readable('{"ended": "it ended", "refused": ["n is 2"]}') == "it ended\nrefused: n is 2"
     assert readable("the program broke off") == "the program broke off"

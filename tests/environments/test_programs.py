@@ -158,7 +158,7 @@ def test_a_program_that_floods_is_cut_to_its_last_words() -> None:
 def test_neighbours_of_a_program_that_dies_go_on() -> None:
     """Two places, one of which dies while the other waits for its answer."""
     script = ASKER.replace('"hello"', 'json.load(open(os.environ["TASK_FILE"]))["id"]')
-    killed = 'import os, signal, time; time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)'
+    killed = "import os, signal, time; time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)"
     code = f'import json, os\nif json.load(open(os.environ["TASK_FILE"]))["id"] == "bad":\n  {killed}\n{script}'
     both = {name: {"id": name} for name in ("good", "bad")}
     with closing(ProgramPool([sys.executable, "-c", code], both, size=2, timeout_s=60)) as pool:
@@ -182,7 +182,9 @@ def test_a_program_dies_with_the_process_that_started_it(tmp_path: Path) -> None
         f"ProgramProcess(['sh', '-c', 'sleep {mark}; true'], {{'id': 't'}}, key='k{mark}', base_url='u')\n"
         "print('ready', flush=True)\ntime.sleep(60)\n"
     )
-    outer = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
+    outer = subprocess.Popen(
+        [sys.executable, "-c", starter], stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
     assert outer.stdout is not None
     assert outer.stdout.readline() == b"ready\n"
     assert not gone(lambda: not processes_of(f"sleep {mark}")) or processes_of(f"sleep {mark}")
@@ -236,7 +238,9 @@ def test_a_python_function_is_a_program(tmp_path: Path) -> None:
     """It gets the task and returns the outcome; it runs in a process of its own, which may import what lies beside."""
     (tmp_path / "beside.py").write_text("WANTED = 'go'\n")
     agent = tmp_path / "agent.py"
-    agent.write_text("from beside import WANTED\ndef act(task):\n    return {'success': task['do'] == WANTED, 'reward': 2}\n")
+    agent.write_text(
+        "from beside import WANTED\ndef act(task):\n    return {'success': task['do'] == WANTED, 'reward': 2}\n"
+    )
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"id": "a", "do": "go"}\n')
     settings = {"command": f"{agent}:act", "tasks_by_split": {"train": str(file)}}
@@ -251,5 +255,5 @@ def test_a_python_function_is_a_program(tmp_path: Path) -> None:
 def test_a_command_must_be_words() -> None:
     """A line for a shell is none: what would be quoted how?"""
     for wrong in ("node agent.js", [], ["node", ""]):
-        with pytest.raises(InputError, match="environment.command is"):
+        with pytest.raises(InputError, match=r"environment\.command is"):
             Program(command=wrong).argv()

@@ -93,7 +93,9 @@ def test_every_row_is_worth_to_a_fresh_pass_what_was_recorded(models: Path, run:
         assert count_incomplete(store) == 0
 
 
-def test_why_tells_what_each_call_was_and_what_became_of_it(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_tells_what_each_call_was_and_what_became_of_it(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Agent, tokens, how it was parsed and delivered, beside the fate of its turn."""
     name, rows = next(iter(run.rollouts().items()))
     capsys.readouterr()
@@ -129,7 +131,9 @@ def test_a_curriculum_counts_calls(models: Path, tmp_path: Path) -> None:
     assert {row.turn for row in made.turns()} == {0}
 
 
-def test_what_cannot_work_is_refused_at_the_start(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_work_is_refused_at_the_start(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Tools that the chat template does not show, prompts of the teacher's own, tasks that are not there."""
     for number, (part, more, sentence) in enumerate(
         (
@@ -172,7 +176,9 @@ def test_init_writes_the_lines_of_a_program(models: Path, tmp_path: Path, monkey
     assert main(["init", "--environment", "command ", *words]) == 2
 
 
-def test_transcripts_and_evaluations_of_a_program(run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transcripts_and_evaluations_of_a_program(
+    run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`divopd evaluate` plays the same tasks as the run did, and writes what was said."""
     file = tmp_path / "said.jsonl"
     assert main(["evaluate", f"{run.folder}@1", "--transcripts", str(file), "--json"]) == 0

@@ -146,7 +146,9 @@ def _teacher(wish: Wish, world: World) -> dict[str, Any]:
     """The section `teacher` of the configuration."""
     if wish.teacher == EXPERT:
         if world.program is not None:
-            raise InputError("--teacher expert: a program brings no expert; expected a model or the address of a server")
+            raise InputError(
+                "--teacher expert: a program brings no expert; expected a model or the address of a server"
+            )
         if not world.file:
             make_expert(world.name, make_environment(world.name, **world.settings))
         return {"model": str(wish.out / "teacher")}

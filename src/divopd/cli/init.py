@@ -13,7 +13,7 @@ EXAMPLE = """divopd init --environment rooms.py:Rooms --student models/small-llm
   divopd init --environment "command node agent.js" --student models/small-llm --teacher http://127.0.0.1:8000/v1
   divopd init --environment builtin --student embedded:student --teacher embedded:teacher"""
 ASKED = {
-    "environment": "environment (FILE.py:Class, which is written if it is not there; gym:ID; \"command WORDS\"; or builtin)",
+    "environment": "environment (FILE.py:Class, written if it is not there; gym:ID; command WORDS; or builtin)",
     "student": "student (a model folder, owner/name@revision of the Hub, or embedded:student)",
     "teacher": "teacher (a model folder, owner/name@revision, the address of a server, embedded:teacher, or expert)",
 }
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--environment",
         metavar="ENV",
         help="FILE.py:Class (a file that is not there is written, to be changed), gym:ID, a name of `divopd envs`, "
-        "\"command WORDS\" (an agent program), or builtin",
+        '"command WORDS" (an agent program), or builtin',
     )
     parser.add_argument("--student", metavar="MODEL", help="a folder, owner/name@revision of the Hub, or embedded:NAME")
     parser.add_argument(

@@ -31,7 +31,11 @@ Policy = Callable[["Observation"], str | None]  # None: the player leaves
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environment", metavar="ENV", help="a name that `divopd envs` lists, FILE.py:CLASS, or \"command WORDS\": an agent program")
+    parser.add_argument(
+        "environment",
+        metavar="ENV",
+        help='a name that `divopd envs` lists, FILE.py:CLASS, or "command WORDS": an agent program',
+    )
     parser.add_argument("task", nargs="?", metavar="TASK", help="default: one of the evaluation tasks, by the seed")
     parser.add_argument(
         "--policy",

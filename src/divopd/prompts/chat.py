@@ -5,7 +5,6 @@ spell, no control token comes from them: only the template says who speaks.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,7 +104,8 @@ class Chat:
 
     def _reads_back(self, before: str, after: str) -> bool:
         """Whether the parser finds the call in what the template wrote of it."""
-        rest = after[len(os.path.commonprefix([before, after])) :]
+        same = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
+        rest = after[same:]
         stop = str(self.codec.tokenizer.convert_ids_to_tokens(self.codec.stop))
         answer = rest.partition(stop)[0]
         return read_answer(answer, answer, tokenizer=self.codec.tokenizer, tools=[_PROBE]).calls == [_CALLED]

@@ -103,7 +103,9 @@ class Codec:
 
     def _piece_ids(self, piece: str) -> list[int]:
         ids = self._control_ids(piece)
-        if [id_ for id_ in ids if id_ in self._forged] == [self._control[word] for word in self._spelled.findall(piece)]:
+        if [id_ for id_ in ids if id_ in self._forged] == [
+            self._control[word] for word in self._spelled.findall(piece)
+        ]:
             return ids
         # a normaliser made a control token out of look-alike characters: it is left out
         exact: list[int] = []

@@ -7,7 +7,12 @@ from divopd.store.journal import Account, JournalEntry, StoredTurn
 from divopd.store.reader import StoreReader
 from divopd.turns import TeacherTurn
 
-_PARSED = {"no_tools": "a text", "text": "answered with a text", "calls": "called", "unparsed": "a call that does not parse"}
+_PARSED = {
+    "no_tools": "a text",
+    "text": "answered with a text",
+    "calls": "called",
+    "unparsed": "a call that does not parse",
+}
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 

@@ -1,7 +1,7 @@
 """The store of a run: its queue, its journal and its recording. SQL is in this folder only.
 
-Explorers and teachers hold a Queue, Questions and Calls, the learner a Ledger, an evaluator Evaluations (faces.py); Store, a
-SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
+Explorers and teachers hold a Queue, Questions and Calls, the learner a Ledger, an evaluator Evaluations (faces.py);
+Store, a SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
 """
 
 from divopd.store.calls import CallAttempt, count_incomplete, read_attempts

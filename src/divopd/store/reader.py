@@ -19,9 +19,18 @@ LAST = 2**63 - 1  # the largest number that SQLite knows
 # what a row of the table `records` is: its number is the update, the policy version, the rollout's number, or 0; the
 # second four are of work that is under way (leases.py), the last four of programs (calls.py)
 RecordKind = Literal[
-    *("update", "evaluation", "teacher_turns", "config"),
-    *("lease", "question", "question_lease", "answer"),
-    *("attempt", "call_intent", "call", "attempt_end"),
+    "update",
+    "evaluation",
+    "teacher_turns",
+    "config",
+    "lease",
+    "question",
+    "question_lease",
+    "answer",
+    "attempt",
+    "call_intent",
+    "call",
+    "attempt_end",
 ]
 Record = TypeVar("Record")
 

@@ -132,7 +132,9 @@ class Endpoint:
         with self.changed:
             attempt = self._attempts.get(_digest(key.encode("utf-8", "replace")))
             if attempt is None:
-                raise Refused("the key is not known here; expected OPENAI_API_KEY of the program", status=401, code="key")
+                raise Refused(
+                    "the key is not known here; expected OPENAI_API_KEY of the program", status=401, code="key"
+                )
             if attempt.revoked:
                 attempt.late += 1
                 raise Refused(_sentence(attempt.revoked), status=409, code="over")
@@ -154,7 +156,9 @@ class Endpoint:
             call = next((one for one in known if _is_lost(one)), None) if is_retry else None
             if call is None:
                 if sum(one.reply is None for one in attempt.calls) >= MOST_AT_ONCE:
-                    raise Refused(f"more than {MOST_AT_ONCE} calls at once; ask for less at a time", status=429, code="many")
+                    raise Refused(
+                        f"more than {MOST_AT_ONCE} calls at once; ask for less at a time", status=429, code="many"
+                    )
                 call = ChatCall(len(attempt.calls), agent, digest, request, time.monotonic())
                 attempt.calls.append(call)
                 attempt.waiting.append(call)
@@ -205,7 +209,9 @@ class _Requests(Handler):
     def _answer(self, attempt: Attempt) -> None:
         route = _ROUTE.fullmatch(self.place)
         if route is None or (route[2] == "models") != (self.command == "GET"):
-            raise Refused(f"{self.command} {self.place[:80]} is not served; expected POST /v1/chat/completions, or GET /v1/models")
+            raise Refused(
+                f"{self.command} {self.place[:80]} is not served; expected POST /v1/chat/completions, or GET /v1/models"
+            )
         if route[2] == "models":
             self._send(HTTPStatus.OK, replies.models())
             return
@@ -249,7 +255,9 @@ class _Requests(Handler):
     def _body(self) -> object:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES:
-            raise Refused(f"the body has {length[:20] or 'no'} bytes; expected at most {MOST_BYTES}", status=413, code="size")
+            raise Refused(
+                f"the body has {length[:20] or 'no'} bytes; expected at most {MOST_BYTES}", status=413, code="size"
+            )
         try:
             return json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):

@@ -85,9 +85,7 @@ class ProgramPool:
             raise EnvironmentFailure(f"there is no task {one_line(task)!r} in the files of environment.tasks")
         attempt = self._endpoint.begin()
         try:
-            process = ProgramProcess(
-                self._command, self._tasks[task], key=attempt.key, base_url=self._endpoint.address
-            )
+            process = ProgramProcess(self._command, self._tasks[task], key=attempt.key, base_url=self._endpoint.address)
         except OSError as error:
             self._endpoint.revoke(attempt, "it was not started")
             raise EnvironmentFailure(f"no program can be started ({error.strerror})") from None

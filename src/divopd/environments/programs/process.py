@@ -37,7 +37,10 @@ class ProgramProcess:
         self._key, self.output = key, b""
         self._folder = tempfile.TemporaryDirectory(prefix="divopd-program-", ignore_cleanup_errors=True)
         try:
-            files = {TASK_FILE: Path(self._folder.name, "task.json"), OUTCOME_FILE: Path(self._folder.name, "outcome.json")}
+            files = {
+                TASK_FILE: Path(self._folder.name, "task.json"),
+                OUTCOME_FILE: Path(self._folder.name, "outcome.json"),
+            }
             files[TASK_FILE].write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8", errors="replace")
             self._outcome = files[OUTCOME_FILE]
             told = {KEY: key, BASE_URL: base_url} | {name: str(file) for name, file in files.items()}
@@ -110,7 +113,11 @@ class ProgramProcess:
         if code == launcher.NOT_STARTED:
             return "it could not be started"
         known = {number.value: number.name for number in signal.Signals}
-        return f"it ended with exit code {code}" if code >= 0 else f"it was killed by {known.get(-code, f'signal {-code}')}"
+        return (
+            f"it ended with exit code {code}"
+            if code >= 0
+            else f"it was killed by {known.get(-code, f'signal {-code}')}"
+        )
 
     @property
     def words(self) -> str:

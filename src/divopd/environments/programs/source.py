@@ -1,4 +1,4 @@
-"""The command and the tasks of a program: a JSON object a line, whose `id` names the task; the rest is the program's."""
+"""The command and the tasks of a program: a JSON object a line, with an `id`; the rest is the program's."""
 
 import json
 import sys
