@@ -116,7 +116,7 @@ class Desk:
         self.tasks = {name: {"id": name} for name in ("a", "b", "c")}
         policy = make_student()
         self.codec = Codec(policy.tokenizer)
-        self.policy, self.student = policy, Scripted(policy, self.codec)
+        self.policy, self.student, self.teacher = policy, Scripted(policy, self.codec), Scripted(policy, self.codec)
         self.chat = Chat(self.codec, tools="plain")
         self.over: list[Played] = []
         self._pool = ProgramPool(["sh", "-c", WAITER, str(folder)], self.tasks, size=places, timeout_s=timeout_s)
@@ -162,7 +162,7 @@ class Desk:
         settings = {"max_prompt_tokens": 4_000, **self._programs}
         try:
             with Store.open(self.folder) as store:
-                player = Player(self._pool, self.student, version=5)
+                player = Player(self._pool, self.student, version=5, teacher_of=lambda task: self.teacher)
                 acting = replace(self._acting, program=Programs(self.chat, calls=store, **settings))
                 while not self._closing.is_set():
                     while self._wanted and player.free:

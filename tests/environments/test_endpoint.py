@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from divopd.explorer import Played, rows_of
+from divopd.recovery import Recovery
+from divopd.store import Store, count_incomplete
 from program_desk import TOOL, Desk, Seat, wait_for
 
 openai = pytest.importorskip("openai", reason="for want of the extra dev")
@@ -61,12 +63,16 @@ def client_of(seat: Seat, **settings: Any) -> Any:
     return openai.OpenAI(base_url=seat.base_url, api_key=seat.key, **{"max_retries": 0, "timeout": 60} | settings)
 
 
-def post(seat: Seat) -> None:
+def text_of(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def post(seat: Seat) -> dict[str, Any]:
     """One question, by the plainest of clients: it is there at once."""
     headers = {"Authorization": f"Bearer {seat.key}", "Content-Type": "application/json"}
     body = json.dumps({"messages": ASK}).encode()
     with urllib.request.urlopen(urllib.request.Request(f"{seat.base_url}/chat/completions", body, headers)) as answer:
-        assert json.load(answer)["choices"]
+        return json.load(answer)
 
 
 def check_rows(visit: Visit, played: Played) -> None:
@@ -303,6 +309,47 @@ def test_after_its_most_calls_a_rollout_is_cut(shared: Desk) -> None:
     with pytest.raises(openai.ConflictError, match="cut"):
         client.chat.completions.create(model="m", messages=ASK)
     client.close()
+
+
+def test_the_teacher_answers_for_a_stuck_student(tmp_path: Path) -> None:
+    """The same answer to the same message twice is no progress; the teacher's turn is recorded, and no row."""
+    recovery = Recovery(patience=1, takeover=1)
+    with Desk(tmp_path, recovery=recovery) as desk:
+        desk.student.script.extend(["open", "open", "close"])
+        desk.teacher.script.append("say which")
+        seat = desk.sit("a")
+        said = [text_of(post(seat)) for _ in range(4)]
+        seat.leave(success=True)
+        played = desk.ended()
+        [attempt] = desk.attempts()
+    assert said == ["open", "open", "say which", "close"]
+    assert [turn.actor for turn in played.turns] == ["student", "student", "teacher", "student"]
+    assert [record["actor"] for record in attempt.calls.values() if record] == [turn.actor for turn in played.turns]
+    rows = rows_of(played, name="r", version=0)
+    assert rows is not None
+    assert [row.turn for row in rows.turns] == [0, 1, 3]
+    assert [(turn.turn, turn.action) for turn in rows.teacher_turns] == [(2, "say which")]
+
+
+def test_an_intent_without_a_record_marks_the_attempt_incomplete(tmp_path: Path) -> None:
+    """It is written before the student is asked: whoever dies meanwhile leaves it behind."""
+    with Desk(tmp_path) as desk:
+        desk.student.held.clear()
+        seat = desk.sit("a")
+        asking = threading.Thread(target=post, args=(seat,))
+        asking.start()
+        wait_for(lambda: desk.attempts() and desk.attempts()[0].calls)
+        [attempt] = desk.attempts()
+        assert attempt.calls == {0: None}
+        assert not attempt.is_complete
+        with Store.open_read_only(tmp_path) as store:
+            assert count_incomplete(store) == 1
+        desk.student.held.set()
+        asking.join()
+        wait_for(lambda: desk.attempts()[0].calls[0] is not None)
+        seat.leave()
+        desk.ended()
+        assert desk.attempts()[0].is_complete
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -89,7 +89,7 @@ class Codec:
         spelled = self._added if strictly else self._spelled
         return spelled.sub(lambda found: found[0][0] + CUT + found[0][1:], clean)
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         """What the chat template writes for these messages, up to where a response begins."""
         return str(
             self._tokenizer.apply_chat_template(

@@ -129,10 +129,10 @@ def read_outcome(content: bytes) -> Outcome:
     """`{"success": true, "reward": 1.0}`; without a reward it is 1 for a success and 0 otherwise."""
     wanted = f'{OUTCOME_FILE} holds {content[:60]!r}; expected {{"success": true, "reward": 1.0}}'
     try:
-        said = json.loads(content) if len(content) <= MOST_OUTCOME else None
-        success = said["success"] if isinstance(said, dict) else None
-        reward = float(said.get("reward", success)) if isinstance(said, dict) else math.nan
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        said: Any = json.loads(content) if len(content) <= MOST_OUTCOME else None
+        success = said["success"]
+        reward = float(said.get("reward", success))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise EnvironmentFailure(wanted) from None
     if not isinstance(success, bool) or not math.isfinite(reward):
         raise EnvironmentFailure(wanted)
