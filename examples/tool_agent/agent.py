@@ -36,7 +36,10 @@ TOOLS = [
 
 def act(task: dict, client: OpenAI) -> dict:
     """One task: the outcome, with a reward for every price that was asked for."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "List: " + ", ".join(task["prices"])}]
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "List: " + ", ".join(task["prices"])},
+    ]
     asked = set()
     for _ in range(MOST_CALLS):
         try:

@@ -96,6 +96,7 @@ PROGRAM = (
     "environment.command=[python3, $tests/key_agent.py, hello]",
     "environment.tasks={train: $tests/data/tasks.jsonl, test: $tests/data/tasks.jsonl}",
     "environment.tools=none",
+    "learner.updates=1",  # a program is a process for each rollout
 )
 
 
@@ -106,9 +107,7 @@ def test_the_command_is_started_for_every_rollout(before: Run, after: Run) -> No
     assert {after.prompt(turn).removeprefix("<|see|>")[:8] for turn in after.rows} == {"goodbye "}
 
 
-@changing(
-    "environment.tasks", "{train: $tests/data/other_tasks.jsonl, test: $tests/data/tasks.jsonl}", *PROGRAM
-)
+@changing("environment.tasks", "{train: $tests/data/other_tasks.jsonl, test: $tests/data/tasks.jsonl}", *PROGRAM)
 def test_tasks_come_from_the_file_of_their_split(before: Run, after: Run) -> None:
     """Training has those of the other file, evaluation keeps its own."""
     assert {turn.task for turn in before.rows} <= {"one", "two", "three"}

@@ -11,9 +11,12 @@ import torch
 
 import door_agent
 from divopd.cli import main
-from divopd.config import load_config
+from divopd.config import Config, load_config
+from divopd.records import UpdateRecord
 from divopd.store import Store, count_incomplete, read_attempts
+from doubles.listener import Listener
 from recorded_run import RecordedRun, train
+from small_runs import train_small
 from word_model import load_model, logprobs, save_model
 
 AGENT = door_agent.__file__
@@ -187,3 +190,45 @@ def test_transcripts_and_evaluations_of_a_program(
     first = json.loads(file.read_text().splitlines()[0])
     assert first["first"] == "[user] test-0 turn 0"
     assert first["turns"][0]["answer"] == first["turns"][0]["action"]
+
+
+class Interrupted(Exception):
+    """The test's own end of a run, at once and without a checkpoint."""
+
+
+def test_a_run_that_was_broken_off_goes_on_to_the_same_batches(models: Path, run: RecordedRun, tmp_path: Path) -> None:
+    """What it plays again is another attempt, with another key; every row is what it was."""
+    config = Config.model_validate(settings(models, environment=program(models)))
+
+    def stop(record: UpdateRecord) -> None:
+        if record.update == 1:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train_small(tmp_path / "run", config, observer=Listener(stop))
+    train_small(tmp_path / "run", config)
+    gone_on = RecordedRun(tmp_path / "run", 0)
+    assert gone_on.batches() == run.batches()
+    assert gone_on.turns() == run.turns()
+    with Store.open_read_only(gone_on.folder) as store:
+        attempts = {name: len(read_attempts(store, int(name[1:]))) for name in gone_on.rollouts()}
+    assert set(attempts.values()) == {1, 2}
+
+
+@pytest.mark.slow
+def test_programs_train_on_the_live_clock_with_weights_that_change_between_calls(models: Path, tmp_path: Path) -> None:
+    """Every row is worth to a fresh pass of its own version what was recorded, and its call has the same version."""
+    explorer = {"rollouts_in_flight": 3, "versions": "turn"}
+    made = train(tmp_path / "run", settings(models, environment=program(models), clock="live", explorer=explorer))
+    assert made.code == 0
+    with Store.open_read_only(made.folder) as store:
+        for name, rows in made.rollouts().items():
+            attempt = read_attempts(store, int(name[1:]))[-1]
+            for row in rows:
+                record = attempt.calls[row.turn]
+                assert record is not None
+                assert (record["completion_ids"], record["first_version"]) == (row.response_ids, row.version)
+                policy = load_model(models / "student", made.weights(row.version))
+                with torch.no_grad():
+                    fresh = logprobs(policy, row.prompt_ids, row.response_ids)
+                np.testing.assert_allclose(record["logprobs"], fresh.numpy(), atol=1e-4)

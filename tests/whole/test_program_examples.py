@@ -35,7 +35,9 @@ def test_an_example_agent_trains(
             (row.rollout, row.turn): read_attempts(store, int(row.rollout[1:]))[-1].calls[row.turn] for row in rows
         }
     assert not broke
-    assert all(record is not None and record["mask"].count(1) == len(record["completion_ids"]) for record in calls.values())
+    assert all(
+        record is not None and record["mask"].count(1) == len(record["completion_ids"]) for record in calls.values()
+    )
     trained = next(row for row in rows if row.fate.kind == "trained")
     capsys.readouterr()
     assert main(["why", str(run), trained.rollout, "--json"]) == 0

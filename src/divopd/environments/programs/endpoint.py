@@ -76,7 +76,7 @@ class Endpoint:
     def begin(self) -> Attempt:
         """A new attempt, with a key that nobody else has."""
         if self._server is None:
-            self._server = Server((LOOPBACK, 0), type("Own", (_Requests,), {"endpoint": self}))
+            self._server = _Server((LOOPBACK, 0), type("Own", (_Requests,), {"endpoint": self}))
             threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         attempt = Attempt(f"sk-divopd-{secrets.token_urlsafe(32)}")
         with self.changed:
@@ -108,7 +108,9 @@ class Endpoint:
         with self.changed:
             while any(call.delivered is None for call in attempt.calls) and time.monotonic() < until:
                 self.changed.wait(0.05)
-            return [call.number for call in attempt.calls if not call.delivered]
+            undelivered = [call.number for call in attempt.calls if not call.delivered]
+            attempt.calls = []  # the key alone is remembered, for calls that come too late
+            return undelivered
 
     def wait(self, seconds: float) -> None:
         """Until something changes, or so long."""
@@ -179,6 +181,10 @@ class Endpoint:
             call.connections.remove(connection)
             call.delivered = delivered or (None if call.connections else bool(call.delivered))
             self.changed.notify_all()
+
+
+class _Server(Server):
+    request_queue_size = 128  # programs ask in bursts
 
 
 class _Requests(Handler):
