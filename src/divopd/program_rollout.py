@@ -27,6 +27,7 @@ from divopd.recovery import ProgressWatch, RecoveryState
 from divopd.store.faces import Calls
 
 Json = dict[str, Any]
+MOST_REFUSED = 100  # of a program that asks again and again for what it cannot get
 CUT = "the rollout was cut at its most calls"
 
 
@@ -70,6 +71,7 @@ class ProgramRollout:
         self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
         self.progress = ProgressWatch()
         self.attempt = 0
+        self.refused = 0  # calls of which no prompt could be made
 
     def begin(self) -> Generator[Call | Ask, Any, None]:
         """Start the program, and wait for its first call."""
@@ -109,7 +111,8 @@ class ProgramRollout:
         if self.recovery:
             made = yield from self.progress.made(action, _situation(self.seen, said))
             self.recovery.record(actor, progress=made)
-        self.turns.append(finished(self.seen))
+        # a call that does not parse counts as an action that was not understood
+        self.turns.append(finished(replace(self.seen, valid=said.status != "unparsed")))
         self.unfinished = None
         if self.seen.done:
             self._end(self.seen)
@@ -126,6 +129,12 @@ class ProgramRollout:
                         "(prompts.max_prompt_tokens), the context length of this student"
                     )
             except AlignmentError as refused:
+                self.refused += 1
+                if self.refused > MOST_REFUSED:
+                    yield Call("step", json.dumps({"cut": "too many of its calls were refused"}))
+                    raise EnvironmentFailure(
+                        f"more than {MOST_REFUSED} calls of the program were refused; the last one: {refused}"
+                    ) from None
                 code = "context_length_exceeded" if "max_prompt_tokens" in str(refused) else "template"
                 error = {"status": 400, "body": replies.error(str(refused), code=code)}
                 seen = yield Call("step", json.dumps(error))
@@ -219,7 +228,7 @@ class ProgramRollout:
         """The attempt is over: mark the turns whose answers the program has not heard."""
         self.seen = seen
         if self.turns and not self.turns[-1].seen.done:
-            self.turns[-1] = replace(self.turns[-1], seen=seen)
+            self.turns[-1] = replace(self.turns[-1], seen=replace(seen, valid=self.turns[-1].seen.valid))
         self._close(json.loads(seen.text))
 
     def _close(self, told: Json) -> None:

@@ -145,6 +145,7 @@ def test_tools_go_through_the_prompt_and_calls_come_back_parsed(shared: Desk) ->
     assert last.message.content == "done"
     assert [record["parsed"] for record in visit.calls] == ["calls", "calls", "unparsed", "text"]
     assert [record["tools"] for record in visit.calls] == [["open_door"]] * 4
+    assert [turn.seen.valid for turn in played.turns] == [True, True, False, True]
     second = shared.codec.decode(played.turns[1].prompt.ids)
     assert second.count("it is open") == 2
     assert second.count('{"name": "open_door", "arguments": {"number": 3}}') == 2
@@ -403,6 +404,19 @@ def test_a_prompt_that_does_not_fit_says_so_in_the_code_that_programs_know(share
         visit.ask(messages=[{"role": "user", "content": "door " * 5000}])
     visit.leave()
     assert error.value.code == "context_length_exceeded"
+
+
+def test_a_program_that_insists_on_what_is_refused_breaks_off(shared: Desk) -> None:
+    """A hundred times is enough: the prompts that it sends cost more than it does itself."""
+    visit = Visit(shared, 23)
+    headers = {"Authorization": f"Bearer {visit.seat.key}"}
+    body = json.dumps({"messages": [{"role": "user", "content": "door " * 5000}]}).encode()
+    for _ in range(101):
+        at = urllib.request.Request(f"{visit.seat.base_url}/chat/completions", body, headers)
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            urllib.request.urlopen(at)
+    assert "more than 100 calls of the program were refused" in str(visit.ended().failure)
+    visit.client.close()
 
 
 def test_models_are_listed_and_strangers_get_nothing(shared: Desk) -> None:

@@ -115,7 +115,9 @@ def test_why_tells_what_each_call_was_and_what_became_of_it(
 def test_a_program_that_dies_now_and_then_costs_its_rollouts(models: Path, tmp_path: Path) -> None:
     """Training goes on with the others; the journal says why each broke off."""
     script = f"case $(cat $TASK_FILE) in *train-3*) echo bad day; exit 9;; esac; exec {sys.executable} {AGENT}"
-    made = train(tmp_path / "run", settings(models, environment=program(models, "sh", "-c", script)))
+    made = train(
+        tmp_path / "run", settings(models, environment=program(models, "sh", "-c", script), learner={"updates": 2})
+    )
     assert made.code == 0
     assert "train-3" not in {row.task for row in made.turns()}
     with Store.open_read_only(made.folder) as store:
@@ -128,7 +130,9 @@ def test_a_program_that_dies_now_and_then_costs_its_rollouts(models: Path, tmp_p
 
 def test_a_curriculum_counts_calls(models: Path, tmp_path: Path) -> None:
     """TCOD's first rollouts have one turn: after the first call a program is cut."""
-    config = settings(models, environment=program(models), method="tcod-f2b", curriculum={"growth": 50})
+    config = settings(
+        models, environment=program(models), method="tcod-f2b", curriculum={"growth": 50}, learner={"updates": 1}
+    )
     made = train(tmp_path / "run", config)
     assert made.code == 0
     assert {row.turn for row in made.turns()} == {0}
