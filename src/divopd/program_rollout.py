@@ -201,6 +201,7 @@ class ProgramRollout:
             return
         acting, chat = self.acting, self.programs.chat
         known = self.programs.version if version is None else version
+        known = known if actor == "student" else None  # a teacher has none
         applied = {"temperature": acting.temperature, "top_p": 1.0, "max_tokens": _limit(acting, request["asked"])}
         record = {
             "agent": request["agent"],
@@ -255,7 +256,12 @@ class ProgramRollout:
         self._close(getattr(failure, "told", {}))
 
     def result(self) -> Played:
-        return Played(self.start, self.first or self.seen, tuple(self.turns), self.failure)
+        """What was seen is told in words, except in a rollout that broke off: it may have to be told again."""
+        first, turns = self.first or self.seen, self.turns
+        if self.failure is None:
+            first = replace(first, text=readable(first.text))
+            turns = [replace(turn, seen=replace(turn.seen, text=readable(turn.seen.text))) for turn in turns]
+        return Played(self.start, first, tuple(turns), self.failure)
 
 
 def _limit(acting: Acting, asked: Json) -> int:

@@ -329,7 +329,8 @@ def test_the_teacher_answers_for_a_stuck_student(tmp_path: Path) -> None:
     rows = rows_of(played, name="r", version=0)
     assert rows is not None
     assert [row.turn for row in rows.turns] == [0, 1, 3]
-    assert [(turn.turn, turn.action) for turn in rows.teacher_turns] == [(2, "say which")]
+    assert [(one.turn, one.action, one.seen) for one in rows.teacher_turns] == [(2, "say which", "[user] which door")]
+    assert [record["first_version"] for record in attempt.calls.values() if record] == [5, 5, None, 5]
 
 
 def test_an_intent_without_a_record_marks_the_attempt_incomplete(tmp_path: Path) -> None:

@@ -57,9 +57,10 @@ def _call_as_json(turn: int, record: dict[str, Any] | None, *, delivered: bool) 
     read, written = len(record["prompt_ids"]), len(record["completion_ids"])
     offered = f"{counted(len(record['tools']), 'tool')} offered, {_PARSED[record['parsed']]}"
     heard = "delivered" if delivered else "not delivered: no row unless environment.undelivered is train"
+    version = "" if record["first_version"] is None else f" of version {record['first_version']}"
     text = (
-        f"call {turn} of agent {record['agent']}: {read} tokens read, {written} written by the {record['actor']} of "
-        f"version {record['first_version']}, {offered}, {record['finish']}, {heard}"
+        f"call {turn} of agent {record['agent']}: {read} tokens read, {written} written by the "
+        f"{record['actor']}{version}, {offered}, {record['finish']}, {heard}"
     )
     kept = ("agent", "actor", "asked", "applied", "tools", "parsed", "action", "finish", "streamed")
     return {"turn": turn, "delivered": delivered, "sentence": text} | {name: record[name] for name in kept}
