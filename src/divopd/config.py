@@ -69,6 +69,14 @@ class EnvironmentPart(Part):
 
     name: str = "alfworld-small"
     """A name that `divopd envs` lists, or your own: FILE.py:CLASS."""
+    command: tuple[Name, ...] | Name | None = None
+    """An agent program that is started for each rollout (specification §6.6): words, or FILE.py:function."""
+    tasks: dict[Literal["train", "test"], Name] | None = None
+    """Of a program: a file with its tasks for each split, one JSON object with an `id` a line."""
+    tools: Literal["template", "plain", "none"] = "template"
+    """Of a program: who writes its tools into prompts: the chat template, plain text, or nobody (they are refused)."""
+    undelivered: Literal["drop", "train"] = "drop"
+    """Of a program: what becomes of turns whose answers it has not heard."""
     settings: dict[str, Any] = Field({})
     """What the environment itself takes, such as `id` for gym."""
     train_split: str
@@ -80,7 +88,8 @@ class EnvironmentPart(Part):
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Processes that hold the environments; 0: none. auto: up to 16 for foreign code (yours, gym, openenv), else 0."""
     timeout_s: PositiveFloat = TIMEOUT_S
-    """In a worker process: how long a step may take; a reset may take three times as long."""
+    """In a worker process: how long a step may take; a reset may take three times as long. Of a program: its time
+    in all, without that in which it waits for answers."""
     max_broken: Annotated[int, Field(ge=0, lt=50)] = 25
     """How many of the last 50 rollouts may break off; one more, or nothing else from the start, ends the run."""
 
@@ -92,6 +101,14 @@ class EnvironmentPart(Part):
         except InputError as error:
             raise ValueError(str(error)) from None
         return name
+
+    @model_validator(mode="after")
+    def _program(self) -> "EnvironmentPart":
+        if (self.name == "program") != (self.command is not None):
+            raise ValueError(
+                f"name is {self.name}; expected command and no name for a program, or a name and no command"
+            )
+        return self
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -377,6 +394,14 @@ class Config(Part):
         for name, device in (("student", self.student.device), ("teacher", self.teacher.device)):
             if ":" in device and (self.cluster or (name == "student" and self.learner.ranks > 1)):
                 raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _programs_share_prompts(self) -> "Config":
+        if self.environment.command is not None and self.teacher.prompt == "own":
+            raise ValueError(
+                "teacher.prompt is own; expected shared with environment.command: a teacher scores the ids of a call"
+            )
         return self
 
     def gpus_of(self, role: str) -> float:

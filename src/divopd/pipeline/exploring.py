@@ -90,7 +90,7 @@ def explore(access: Access) -> None:
     config, student = access.config, load_actor(access.config)
     vocabularies = Vocabularies(config)
     codec = vocabularies.student_codec()
-    rollouts = TrainingRollouts(config, codec, teacher_reader=vocabularies.teacher_reader())
+    rollouts = TrainingRollouts(config, codec, teacher_reader=vocabularies.teacher_reader(), calls=access.store)
     teachers = None
     if rollouts.method.recovers:
         asker = f"explorer-{access.rank}"

@@ -136,7 +136,8 @@ class SimulatedWorld:
         vocabularies = Vocabularies(config)
         codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
         self.forbidden = vocabularies.forbidden
-        self.rollouts, self.exam = TrainingRollouts(config, codec, teacher_reader=reader), exam_of(config, codec)
+        self.rollouts = TrainingRollouts(config, codec, teacher_reader=reader, calls=store)
+        self.exam = exam_of(config, codec)
         self.heed: Callable[[], None] = lambda: None
         self.elapsed_s = self.learner_s = 0.0
         self.version = 0  # of the learner

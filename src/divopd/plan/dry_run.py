@@ -235,7 +235,11 @@ def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     with plan.noting(f"environment {config.environment.name}"):
         template = config.prompts.template
         codec = Codec(student.tokenizer, template=template) if student and student.tokenizer else CharacterCodec()
-        sample = sample_rollouts(config, codec, train[:ROLLOUTS], own=own) if train else largest_sample(config)
+        is_program = config.environment.command is not None  # a dry run starts none: it may cost anything
+        played = sample_rollouts(config, codec, train[:ROLLOUTS], own=own) if train and not is_program else None
+        sample = largest_sample(config) if played is None else played
+        if is_program:
+            plan.say("note", "programs are not started by a dry run: what follows is the most that the keys allow")
         expected = forecast(config, sample)
         if train:
             _say_work(config, plan, sample, expected)
