@@ -7,8 +7,10 @@ environment acts. Both sides meet the same lengths. The explorer is the product'
 environments that pass virtual time; in lock-step all places wait for the longest response, environments act one after
 the other, and when weights are new no rollout begins until all have ended.
 
-In real time, with a model of the embedded size: rollouts a second of both with a slow environment (0.2 s an action, in
-worker processes) and rollouts a processor second with a fast one.
+In real time, both in turn for a few rounds, medians: rollouts a second with a slow environment (0.2 s an action, in
+worker processes) and a model of the embedded size; rollouts a processor second, and a second, with a fast one: the
+default setting's environment and student, whose answers have 3 to 24 tokens. Where all responses have one length,
+lock-step has nothing to wait for: "even responses" is that case, the worst for whoever goes at their own pace.
 """
 
 import random
@@ -23,14 +25,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from divopd.environments import Observation
-from divopd.environments.environment import Environment, Method
+from divopd.environments import Observation, make_environment, tasks
+from divopd.environments.environment import Method
 from divopd.environments.pool import Answer, EnvironmentPool, InlinePool, environments_in, open_pool
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.models.policy import Response
 from divopd.models.tiny import build_model, build_tokenizer
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.pipeline.exploring import Explorer
+from divopd.pipeline.named_models import model_folder
 from divopd.player import Player
 from divopd.prompts import Codec, style_for
 
@@ -60,11 +63,12 @@ class Sizes(NamedTuple):
     slow_rollouts: int
     fast_rollouts: int
     turns: int  # of a rollout in real time
-    rounds: int
+    slow_rounds: int
+    fast_rounds: int
 
 
-FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, rounds=3)
-QUICK = Sizes(seconds=40.0, slow_rollouts=2, fast_rollouts=2, turns=2, rounds=1)
+FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, slow_rounds=1, fast_rounds=5)
+QUICK = Sizes(seconds=40.0, slow_rollouts=2, fast_rollouts=2, turns=2, slow_rounds=1, fast_rounds=1)
 
 
 def run(sizes: Sizes) -> dict:
@@ -249,19 +253,46 @@ def lock_step_share(seconds: float) -> float:
 # ── real time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Sides(NamedTuple):
+    """What both ways of playing have in common."""
+
+    pool: EnvironmentPool
+    student: TransformersPolicy
+    acting: Acting
+    tasks: Sequence[str]
+    turns: Callable[[int], int]  # that rollout n may have
+
+
 def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
-    """Rollouts a second of both ways, the medians of a few rounds, one after the other."""
+    """Rollouts a second of both ways."""
+    small = TransformersPolicy(build_model(build_tokenizer([WORDS, WORDS]), seed=0))
+
+    def depth(number: int) -> int:
+        return 1 + sizes.turns * (number % 4 + 1) // 4
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "room.py"
         file.write_text(ROOM.format(seconds=SLOW_ACTION_S), encoding="utf-8")
         pool = open_pool(f"{file}:Room", {}, size=PLACES)
         try:
-            slow = _compare(pool, environments_in(pool), sizes.slow_rollouts, sizes, time.perf_counter)
+            slow = _compare(Sides(pool, small, look(), ["room"], depth), sizes.slow_rollouts, sizes.slow_rounds)
         finally:
             pool.close()
-    rooms = [FastRoom() for _ in range(PLACES)]
-    fast = _compare(InlinePool(rooms), rooms, sizes.fast_rollouts, sizes, time.process_time)
-    return {"slow environment": slow, "fast environment, by processor second": fast}
+    even = Sides(InlinePool([FastRoom() for _ in range(PLACES)]), small, look(), ["room"], depth)
+    return {
+        "slow environment": slow,
+        "fast environment": _compare(_default_setting(sizes.turns), sizes.fast_rollouts, sizes.fast_rounds),
+        "fast environment, even responses": _compare(even, sizes.fast_rollouts, sizes.fast_rounds),
+    }
+
+
+def _default_setting(turns: int) -> Sides:
+    name = "alfworld-small"
+    student = TransformersPolicy.load(model_folder("embedded:student"), dtype="float32", device="cpu")
+    style = style_for(name, answer="terse", actions="unlisted")
+    acting = Acting(style, Codec(student.tokenizer), temperature=1.0, max_response_tokens=24, seed=0)
+    pool = InlinePool([make_environment(name) for _ in range(PLACES)])
+    return Sides(pool, student, acting, tasks(name, "train"), lambda number: turns)
 
 
 class FastRoom:
@@ -274,35 +305,44 @@ class FastRoom:
         return Observation(f"look around the next room and {action}")
 
 
-def _compare(
-    pool: EnvironmentPool, environments: Sequence[Environment], rollouts: int, sizes: Sizes, clock: Callable[[], float]
-) -> dict[str, float]:
-    acting = look()
-    student = TransformersPolicy(build_model(build_tokenizer([WORDS, WORDS]), seed=0))
-    seconds: dict[str, list[float]] = {"lock-step": [], "ours": []}
+def _compare(sides: Sides, rollouts: int, rounds: int) -> dict[str, float]:
+    """Both ways in turn, so that what else the machine does meets both."""
+    seconds: dict[str, list[tuple[float, float]]] = {"lock-step": [], "ours": []}
+    for number in range(rounds):
+        player = Player(sides.pool, sides.student)
+        ways = {"lock-step": _in_lock_step(sides), "ours": _apart(sides, player)}
+        for name in sorted(ways, reverse=bool(number % 2)):
+            for _ in islice(ways[name], PLACES if rollouts > PLACES else 0):  # that began together, and come apart
+                pass
+            began = time.perf_counter(), time.process_time()
+            for _ in islice(ways[name], rollouts):
+                pass
+            seconds[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            while player.in_flight:  # before the places are used again
+                player.step()
+    wall, processor = (
+        {name: float(np.median([one[clock] for one in values])) for name, values in seconds.items()} for clock in (0, 1)
+    )
+    return {
+        "rollouts_per_second": rollouts / wall["ours"],
+        "ratio": wall["lock-step"] / wall["ours"],
+        "ratio_by_processor_second": processor["lock-step"] / processor["ours"],
+    }
 
-    def starts() -> Iterator[Start]:  # without end, so that nobody waits for the last rollout
-        return (Start(number, "room", 1 + sizes.turns * (number % 4 + 1) // 4) for number in count())
 
-    for _ in range(sizes.rounds):
-        began = clock()
-        playing = play_each(starts(), acting, student=student, environments=environments)
-        for _ in islice(playing, rollouts):
-            pass
-        seconds["lock-step"].append(clock() - began)
-        began = clock()
-        player = Player(pool, student)
-        _play_apart(starts(), acting, player, rollouts=rollouts)
-        seconds["ours"].append(clock() - began)
-        while player.in_flight:  # before the places are used again
-            player.step()
-    rates = {name: rollouts / float(np.median(values)) for name, values in seconds.items()}
-    return rates | {"ratio": rates["ours"] / rates["lock-step"]}
+def _starts(sides: Sides) -> Iterator[Start]:
+    """Without end, so that nobody waits for the last rollout."""
+    return (Start(number, sides.tasks[number % len(sides.tasks)], sides.turns(number)) for number in count())
 
 
-def _play_apart(starts: Iterator[Start], acting: Acting, player: Player, *, rollouts: int) -> None:
-    ended = 0
-    while ended < rollouts:
+def _in_lock_step(sides: Sides) -> Iterator[Played]:
+    environments = environments_in(sides.pool)
+    return play_each(_starts(sides), sides.acting, student=sides.student, environments=environments)
+
+
+def _apart(sides: Sides, player: Player) -> Iterator[Played]:
+    starts = _starts(sides)
+    while True:
         while player.free:
-            player.begin(next(starts), acting)
-        ended += len(player.step())
+            player.begin(next(starts), sides.acting)
+        yield from player.step()

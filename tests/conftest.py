@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+def pytest_collection_finish() -> None:
+    """What the modules of the tests have imported stays: no later collection need look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

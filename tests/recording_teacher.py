@@ -67,6 +67,24 @@ class RecordingTeacher:
         return choice
 
 
+class SglangTeacher(RecordingTeacher):
+    """The same behind SGLang's own endpoint, with answers in the shape that its documentation shows."""
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Triples of log probability, id and text; the first prompt token that it tells of has no probability."""
+        ids, wish = body["input_ids"], body["sampling_params"]
+        response, start = self.response[: wish["max_new_tokens"]], body["logprob_start_len"]
+        values = self.logprobs([*ids, *response])
+        output = [[value, token, None] for value, token in zip(values[len(ids) :], response, strict=True)]
+        meta: dict[str, Any] = {"id": "0", "prompt_tokens": len(ids), "completion_tokens": len(response)}
+        meta |= {"output_token_logprobs": output, "input_token_logprobs": []}
+        if start >= 0:
+            told = [[value, token, None] for value, token in zip(values, ids, strict=False)]
+            meta["input_token_logprobs"] = [[None, ids[start], None], *told[start + 1 :]]
+        (self.acted if response else self.scored).append(body if response else ids)  # type: ignore[arg-type]
+        return {"text": "", "output_ids": response, "meta_info": meta}
+
+
 class _Handler(BaseHTTPRequestHandler):
     ask: Callable[[dict[str, Any]], dict[str, Any] | None]
 
@@ -77,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         choice = self.ask(body)
         if choice is not None:
-            self._send({"object": "text_completion", "choices": [choice]})
+            own = self.path == "/generate"  # SGLang's endpoint, which is not below /v1
+            self._send(choice if own else {"object": "text_completion", "choices": [choice]})
 
     def _send(self, answer: dict[str, Any]) -> None:
         data = json.dumps(answer).encode()

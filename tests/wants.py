@@ -13,6 +13,7 @@ WAYS = {
     "a browser": "apt-get install chromium",
     "Java": "apt-get install openjdk-17-jre-headless",
     "the official data": "DIVOPD_DATA=FOLDER make test",
+    "node": "apt-get install nodejs",
     "npm": "apt-get install npm",
     "git": "apt-get install git",
     "strace": "apt-get install strace",

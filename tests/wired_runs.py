@@ -161,6 +161,14 @@ def turning(models: Models) -> dict[str, Any]:
     )
 
 
+def turning_simulated(models: Models) -> dict[str, Any]:
+    """The same in virtual time: a rollout takes longer than three updates."""
+    config = turning(models)
+    config["environment"]["name"] = config["environment"]["name"].replace("TurningRoom", "Room")
+    config["explorer"]["rollouts_in_flight"] = 3
+    return config | {"costs": {"rollout_s": 4.0, "update_s": 1.2, "jitter": 0.3}}
+
+
 def seldom(models: Models) -> dict[str, Any]:
     """Explorers get every second version."""
     return settings(
@@ -190,6 +198,7 @@ RUNS: dict[tuple[str, str], Callable[[Models], dict[str, Any]]] = {
     ("shared", "live"): shared_live,
     ("apart", "live"): apart_live,
     ("turning", "live"): turning,
+    ("turning", "simulated"): turning_simulated,
 }
 
 

@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -34,6 +32,7 @@ from pydantic_core import ErrorDetails
 from divopd.composers import Settings
 from divopd.config_completion import complete
 from divopd.config_files import Layered, find_config, read_layers, shown
+from divopd.config_machine import GpusPart, MachinePart, Part
 from divopd.environments import find_entry
 from divopd.environments.pool import TIMEOUT_S
 from divopd.errors import InputError, UnknownNameError
@@ -65,18 +64,20 @@ PACKAGES = (
 )
 
 
-class Part(BaseModel):
-    """A section of the configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 class EnvironmentPart(Part):
     """Where rollouts happen."""
 
     name: str = "alfworld-small"
     """A name that `divopd envs` lists, or your own: FILE.py:CLASS."""
-    settings: dict[str, Any] = {}
+    command: tuple[Name, ...] | Name | None = None
+    """An agent program that is started for each rollout (specification §6.6): words, or FILE.py:function."""
+    tasks: dict[Literal["train", "test"], Name] | None = None
+    """Of a program: a file with its tasks for each split, one JSON object with an `id` a line."""
+    tools: Literal["template", "plain", "none"] = "template"
+    """Of a program: who writes its tools into prompts: the chat template, plain text, or nobody (they are refused)."""
+    undelivered: Literal["drop", "train"] = "drop"
+    """Of a program: what becomes of turns whose answers it has not heard."""
+    settings: dict[str, Any] = Field({})
     """What the environment itself takes, such as `id` for gym."""
     train_split: str
     """Which tasks are trained on."""
@@ -87,7 +88,8 @@ class EnvironmentPart(Part):
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Processes that hold the environments; 0: none. auto: up to 16 for foreign code (yours, gym, openenv), else 0."""
     timeout_s: PositiveFloat = TIMEOUT_S
-    """In a worker process: how long a step may take; a reset may take three times as long."""
+    """In a worker process: how long a step may take; a reset may take three times as long. Of a program: its time
+    in all, without that in which it waits for answers."""
     max_broken: Annotated[int, Field(ge=0, lt=50)] = 25
     """How many of the last 50 rollouts may break off; one more, or nothing else from the start, ends the run."""
 
@@ -99,6 +101,14 @@ class EnvironmentPart(Part):
         except InputError as error:
             raise ValueError(str(error)) from None
         return name
+
+    @model_validator(mode="after")
+    def _program(self) -> "EnvironmentPart":
+        if (self.name == "program") != (self.command is not None):
+            raise ValueError(
+                f"name is {self.name}; expected command and no name for a program, or a name and no command"
+            )
+        return self
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -118,7 +128,9 @@ class ModelPart(Part):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """cpu, cuda or cuda:N."""
     engine: EngineName = "transformers"
-    """What generates and scores; the learner is torch's in any case."""
+    """What generates and scores; the learner is torch's in any case. A student on cuda must say it."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs over which one vLLM engine spreads the model."""
 
 
 class StudentPart(ModelPart):
@@ -134,7 +146,9 @@ class TeacherPart(ModelPart):
 
     model: Name = "embedded:teacher"
     url: str | None = None
-    """An OpenAI-compatible server in the place of a folder; it knows the teacher as `model`."""
+    """A server in the place of a folder, its address ending in /v1; it knows the teacher as `model`."""
+    server: Literal["openai", "sglang"] = "openai"
+    """What servers of teachers are: OpenAI-compatible with log probabilities of prompts, as vLLM; or SGLang."""
     timeout_s: PositiveFloat = 60.0
     """How long one answer of a server may take, from the first byte sent to the last one read."""
     away_limit_s: PositiveFloat = 3600.0
@@ -143,7 +157,7 @@ class TeacherPart(ModelPart):
     """Teacher processes of the live clock, which share the work; each loads the teachers, or asks their servers."""
     prompt: Literal["shared", "own"] = "shared"
     """Teachers read the student's prompts, id by id, or the history in their own chat template (specification §6.2)."""
-    by_task: dict[str, Name] = {}
+    by_task: dict[str, Name] = Field({})
     """Other teachers, a folder or a url each, for tasks that fit a pattern such as `pick_*`; the first one counts."""
 
 
@@ -274,29 +288,6 @@ class Costs(Part):
     """The share by which rollouts take longer or shorter, by seed and number: with 0 they arrive in bursts."""
 
 
-class GpusPart(Part):
-    """GPUs of each actor on a cluster: of a rank of the learner, of a teacher, of the evaluator, of an explorer.
-
-    Less than one: several actors share a GPU. null: one where the model is on cuda, else none.
-    """
-
-    learner: NonNegativeFloat | None = None
-    """Of each rank of the learner."""
-    teacher: NonNegativeFloat | None = None
-    """Of each teacher."""
-    evaluator: NonNegativeFloat | None = None
-    """Of the evaluator."""
-    explorer: NonNegativeFloat | None = None
-    """Of each explorer."""
-
-    @field_validator("*")
-    @classmethod
-    def _whole(cls, gpus: float | None) -> float | None:
-        if gpus is not None and gpus > 1 and gpus % 1:
-            raise ValueError(f"got {gpus}; expected a share of one GPU, or a whole number of them")
-        return gpus
-
-
 def _say_where(value: Any, validate: Any) -> Any:
     """Let pydantic know where a dataclass refused its values."""
     try:
@@ -337,6 +328,7 @@ class Config(Part):
     weights: WeightsPart = WeightsPart()
     costs: Costs = Costs()
     gpus: GpusPart = GpusPart()
+    machine: MachinePart = MachinePart()
 
     @model_validator(mode="before")
     @classmethod
@@ -376,6 +368,16 @@ class Config(Part):
                     f"{name}.device is {part.device}; expected cuda, with CUDA_VISIBLE_DEVICES for {title} to "
                     "choose the GPU"
                 )
+            if part.tensor_parallel > 1 and not foreign:
+                raise ValueError(
+                    f"{name}.tensor_parallel is {part.tensor_parallel}; expected 1 with {part.engine}: vllm alone "
+                    "spreads a model over several GPUs"
+                )
+        if self.student.device != "cpu" and "engine" not in self.student.model_fields_set:
+            raise ValueError(
+                f"student.device is {self.student.device} and no student.engine is named; expected vllm, which "
+                "generates for many rollouts at once, or transformers if you do mean it (adapters need it)"
+            )
         if not ENGINES[self.student.engine].local and self.student.lora is not None:
             raise ValueError(
                 f"student.engine is {self.student.engine}; expected transformers with adapters (student.lora)"
@@ -386,7 +388,6 @@ class Config(Part):
     def _in_real_time(self) -> "Config":
         live_only = {"cluster": (self.cluster, None), "learner.ranks": (self.learner.ranks, 1)}
         live_only |= {"teacher.count": (self.teacher.count, 1)}
-        live_only |= {"explorer.versions": (self.explorer.versions, "rollout")}
         for name, (value, usual) in live_only.items():
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
@@ -395,21 +396,38 @@ class Config(Part):
                 raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")
         return self
 
+    @model_validator(mode="after")
+    def _programs_share_prompts(self) -> "Config":
+        if self.environment.command is not None and self.teacher.prompt == "own":
+            raise ValueError(
+                "teacher.prompt is own; expected shared with environment.command: a teacher scores the ids of a call"
+            )
+        return self
+
     def gpus_of(self, role: str) -> float:
         """GPUs of each actor of a role on a cluster."""
         said = getattr(self.gpus, role)
         part = self.teacher if role == "teacher" else self.student
-        return float(part.device.startswith("cuda")) if said is None else said
+        engine = 1 if role == "learner" else part.tensor_parallel
+        return float(engine * part.device.startswith("cuda")) if said is None else said
+
+    @property
+    def crew(self) -> dict[str, int]:
+        """How many actors of each role there are on a cluster."""
+        crew = {"learner": self.learner.ranks, "teacher": self.teacher.count}
+        crew |= {"evaluator": 1} if self.evaluation.share is None else {}
+        return crew | {"explorer": self.explorer.processes}
+
+    @property
+    def all_gpus(self) -> float:
+        """The GPUs that a cluster must have."""
+        return sum(self.gpus_of(role) * count for role, count in self.crew.items())
 
     @property
     def gpu_plan(self) -> str:
         """The GPUs that a cluster must have, for people."""
-        crew = {"learner": self.learner.ranks, "teacher": self.teacher.count}
-        crew |= {"evaluator": 1} if self.evaluation.share is None else {}
-        crew |= {"explorer": self.explorer.processes}
-        parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in crew.items())
-        total = sum(self.gpus_of(role) * count for role, count in crew.items())
-        return f"{total:g} GPUs ({', '.join(parts)})"
+        parts = (f"{role} {self.gpus_of(role):g}" + f" × {count}" * (count > 1) for role, count in self.crew.items())
+        return f"{self.all_gpus:g} GPUs ({', '.join(parts)})"
 
     def resolved(self) -> dict[str, Any]:
         """Everything as plain data; the versions of the installed packages stand under `versions`."""
@@ -436,15 +454,15 @@ def package_versions() -> dict[str, str]:
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a file, what it extends, and then overrides such as `learner.lr=1e-5`, whose values are YAML.
+def load_config(path: Path | str, overrides: Sequence[str] = (), *, machine: str | None = None) -> Config:
+    """Read a file, what it extends, the file of a machine, then overrides such as `learner.lr=1e-5`, as YAML.
 
-    A name such as `default/divopd` is a file that comes with divopd.
+    A name such as `default/divopd` is a file that comes with divopd; a machine is one of configs/machines, or a file.
 
     Anything wrong is an InputError of one line that names the file or override, the field, what was got and what was
     expected. `versions`, which a stored configuration has, tells about the past and is no setting.
     """
-    return validated(read_layers(find_config(path), overrides))
+    return validated(read_layers(find_config(path), overrides, machine=machine))
 
 
 def validated(layered: Layered) -> Config:

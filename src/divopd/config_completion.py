@@ -38,6 +38,8 @@ def complete(given: Mapping[Any, Any], *, updates: int, student: str) -> Complet
                 sources[name, key] = by
 
     environment = _section(data, "environment")
+    if environment.get("command") is not None:
+        _settle_program(environment)
     name = environment.setdefault("name", "alfworld-small")
     entry = _entry_or_none(name)
     if entry is not None:
@@ -62,6 +64,18 @@ def complete(given: Mapping[Any, Any], *, updates: int, student: str) -> Complet
     total = learner.get("updates", updates) if isinstance(learner, Mapping) else updates
     composer |= {"method": data.get("method", "divopd"), "seed": data.get("seed", 0), "total_updates": total}
     return Completed(data, sources)
+
+
+def _settle_program(environment: dict[Any, Any]) -> None:
+    """A command makes the environment a program: what its source takes are settings like any other's."""
+    environment.setdefault("name", "program")
+    command = environment["command"]
+    own = {
+        "command": command if isinstance(command, str) else list(command) if isinstance(command, list | tuple) else [],
+        "tasks_by_split": environment.get("tasks") or {},
+    }
+    given = environment.get("settings")
+    environment["settings"] = (dict(given) if isinstance(given, Mapping) else {}) | own
 
 
 def _taught_student(student: object, environment: str, *, default: str) -> Taught | None:

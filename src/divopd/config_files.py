@@ -1,4 +1,10 @@
-"""YAML files that extend one another, and overrides on top: plain data that remembers where each value was said."""
+"""YAML files that extend one another, a machine's file, and overrides on top: plain data that remembers its origins.
+
+    read_layers(find_config("alfworld-1.7b/divopd"), ["learner.lr=1e-5"], machine="2x8xh100")
+
+A later one counts: setting, machine, override. A file may name a machine, `machine: 8xh100`: that one's file lies below
+it, and is left out where another machine is asked for.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +17,7 @@ import yaml
 from divopd.config_yaml import parse_yaml, read_yaml
 from divopd.errors import InputError, UnknownNameError
 
+MACHINES = "machines"  # the folder of their files, beside those of the settings
 MAX_FILES = 16  # that extend one another
 Place = tuple[str, ...]  # the keys that lead to a value
 
@@ -64,7 +71,21 @@ def shipped_configs() -> Path:
 def config_names() -> list[str]:
     """The names by which the configurations that come with divopd are known, such as `default/divopd`."""
     files = sorted(shipped_configs().glob("*/*.yaml"))
-    return [f"{file.parent.name}/{file.stem}" for file in files if file.stem != "setting"]
+    return [f"{f.parent.name}/{f.stem}" for f in files if f.stem != "setting" and f.parent.name != MACHINES]
+
+
+def machine_names() -> list[str]:
+    """The machines that come with divopd, such as `8xh100`."""
+    return sorted(file.stem for file in (shipped_configs() / MACHINES).glob("*.yaml"))
+
+
+def find_machine(name: str) -> Path:
+    """The file of a machine: a path that ends in .yaml, or one of `machine_names`; else an UnknownNameError."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Path(name)
+    if name not in machine_names():
+        raise UnknownNameError("machine (one of your own is a file, FILE.yaml)", name, machine_names())
+    return shipped_configs() / MACHINES / f"{name}.yaml"
 
 
 def find_config(name: Path | str) -> Path:
@@ -81,18 +102,19 @@ def find_config(name: Path | str) -> Path:
     return shipped_configs() / f"{name}.yaml"
 
 
-def read_layers(file: Path, overrides: Sequence[str]) -> Layered:
-    """A file over what it extends (`extends: ../common.yaml`, relative to itself), then overrides KEY=VALUE."""
+def read_layers(file: Path, overrides: Sequence[str], *, machine: str | None = None) -> Layered:
+    """A file over what it extends (`extends: ../common.yaml`, relative to itself), a machine, overrides KEY=VALUE."""
     layered = Layered(file)
-    for path, data in _chain(file):
+    asked = [] if machine is None else _chain(find_machine(machine), machines=False)
+    for path, data in [*_chain(file, machines=machine is None), *asked]:
         layered.put(data, str(path))
     for override in overrides:
         layered.put(_parse_override(override), f"--set {override}")
     return layered
 
 
-def _chain(file: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that are extended, the most general first, and the file itself."""
+def _chain(file: Path, *, machines: bool) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that are extended, the most general first, and the file itself; `machines`: and those they name."""
     chain: list[tuple[Path, dict[str, Any]]] = []
     while True:
         if len(chain) > MAX_FILES:
@@ -103,6 +125,9 @@ def _chain(file: Path) -> list[tuple[Path, dict[str, Any]]]:
         data = _read(file, asked_by=chain[-1][0] if chain else None)
         base = data.pop("extends", None)
         chain.append((file, data))
+        named = data.pop("machine") if isinstance(data.get("machine"), str) else None
+        if named and machines:  # its values lie below those of the file that names it
+            chain += _chain(find_machine(named), machines=False)[::-1]
         if base is None:
             return chain[::-1]
         if not isinstance(base, str):

@@ -6,6 +6,8 @@ be one that nobody meant to show.
 
 import stat
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,12 @@ def read_yaml(file: Path, *, asked_by: Path | None = None) -> Any:
         raise InputError(f"{file}{why} cannot be read ({error.strerror}); expected a YAML file") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not YAML: no UTF-8 text at byte {error.start}") from None
-    return parse_yaml(text, origin=f"{file}: ")
+    return deepcopy(_parsed(text, f"{file}: "))
+
+
+@lru_cache(maxsize=8)  # a run reads its own file many times, and parsing takes longer than all else about it
+def _parsed(text: str, origin: str) -> Any:
+    return parse_yaml(text, origin=origin)
 
 
 def parse_yaml(text: str, *, origin: str) -> Any:

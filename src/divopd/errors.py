@@ -19,13 +19,15 @@ DivopdError                     the base: one line, says what was got, what was 
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
 │   └── WrongAnswerError        a teacher's server answered something else than it was asked; it costs a rollout
 └── EnvironmentFailure          an environment died or hung; it costs a rollout, and the run if too many break off
-    └── EnvironmentMistake      a user's class raised an error or returned what is no observation (also an InputError)
+    ├── EnvironmentMistake      a user's class raised an error or returned what is no observation (also an InputError)
+    └── ProgramFailure          an agent program died or took too long
 
 NothingToTrainWarning           no error: a batch in which no turn passed the gate
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class DivopdError(Exception):
@@ -137,6 +139,14 @@ class EnvironmentFailure(DivopdError):
 
 class EnvironmentMistake(EnvironmentFailure, InputError):
     """A user's class raised an error of its own, or returned what it must not; the message names class and method."""
+
+
+class ProgramFailure(EnvironmentFailure):
+    """An agent program died, took too long or wrote no readable outcome. `told` has its output, among other things."""
+
+    def __init__(self, message: str, *, told: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class NothingToTrainWarning(UserWarning):

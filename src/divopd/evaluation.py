@@ -7,12 +7,14 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.environments import Environment, find_entry, kind_of, tasks
-from divopd.environments.pool import TIMEOUT_S, InlinePool, WorkerPool, Workers, environments_in, open_pool
+from divopd.environments.pool import TIMEOUT_S, EnvironmentPool, Workers, environments_in, open_pool
 from divopd.environments.words import words_in
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Acting, Played, PlayedTurn, Start, play_each
 from divopd.models.policy import Policy
+from divopd.program_rollout import programs_of
 from divopd.prompts import Codec
+from divopd.prompts.chat import readable
 from divopd.records import Answers, EvaluationRecord
 
 
@@ -42,7 +44,7 @@ class Exam:
     in_flight: int = 64
     workers: Workers = "auto"
     timeout_s: float = TIMEOUT_S
-    _made: list[InlinePool | WorkerPool] = field(default_factory=list, init=False, repr=False, compare=False)
+    _made: list[EnvironmentPool] = field(default_factory=list, init=False, repr=False, compare=False)
     _heard: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def play(
@@ -92,7 +94,8 @@ class Exam:
     def hear(self, played: Played) -> None:
         """A task was played: remember what it says first."""
         if played.turns and len(self._heard) < len(self.tasks):
-            as_read = self.acting.codec.decode(self.acting.codec.text_ids(played.first.text))
+            said = played.first.text if self.acting.program is None else readable(played.first.text)
+            as_read = self.acting.codec.decode(self.acting.codec.text_ids(said))
             self._heard[played.start.task] = words_in(as_read)
 
     def words(self) -> list[str]:
@@ -162,6 +165,7 @@ def exam_of(config: Config, codec: Codec) -> Exam:
             temperature=evaluation.temperature,
             max_response_tokens=config.explorer.max_response_tokens,
             seed=config.seed,
+            program=programs_of(config, codec),
         ),
         horizon=environment.horizon,
         settings=environment.settings,

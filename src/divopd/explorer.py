@@ -9,7 +9,7 @@ what runs beside it, to rounding.
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Acting:
     recovery: Recovery | None = None  # None: the teacher never helps
     takeover_at: int | None = None  # the teacher acts from this turn on
     teacher_reader: Callable[[str], Reader] | None = None  # of a task; None: teachers read the student's prompts
+    program: "Asking | None" = None  # who makes rollouts of agent programs, which ask themselves (program_rollout.py)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class PlayedTurn:
 
     `version` is that of the policy that answered, where somebody said it (`explorer.versions: turn`).
     `teacher_prompt`: what the teacher reads before this response, where it has prompts of its own. A replayed action is
-    the expert's: its response is what would have been answered, without log probabilities.
+    the expert's: its response is what would have been answered, without log probabilities. A turn whose answer a
+    program has not heard is not `delivered`.
     """
 
     actor: Actor | Literal["expert"]
@@ -67,6 +69,7 @@ class PlayedTurn:
     seen: Observation
     teacher_prompt: Prompt | None = None
     version: int | None = None
+    delivered: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,31 +124,46 @@ def play_each(
     task acts only where `acting` says so.
     """
     waiting = iter(starts)
-    active: list[_InLockStep] = []
+    active: list[InLockStep] = []
     while True:
         used = {id(rollout.environment) for rollout in active}
         free = [environment for environment in environments if id(environment) not in used]
-        active += [_InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
+        active += [InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
         if not active:
             return
         heartbeat()
         going = [rollout for rollout in active if rollout.ask is not None]  # an environment may have died at its reset
-        for policy, rollouts in _by_policy(going, student, teacher_of):
-            asks = [rollout.ask for rollout in rollouts if rollout.ask is not None]
-            responses = policy.respond(
-                [ask.prompt.ids for ask in asks],
-                temperature=acting.temperature,
-                max_tokens=acting.max_response_tokens,
-                seeds=[ask.seed for ask in asks],
-            )
-            for rollout, response in zip(rollouts, responses, strict=True):
-                rollout.go_on(Answered(response))
+        answer_together(going, acting, student=student, teacher_of=teacher_of)
         over = [rollout.played for rollout in active if rollout.played is not None]
         active = [rollout for rollout in active if rollout.played is None]
         yield from over
 
 
-class _InLockStep:
+def answer_together(
+    rollouts: Sequence["InLockStep"],
+    acting: Acting,
+    *,
+    student: Policy,
+    teacher_of: Callable[[str], Policy] | None,
+    version: int | None = None,
+) -> list[Response]:
+    """One turn of each of these rollouts, which all have a question; `version` is the student's, if told."""
+    made: dict[int, Response] = {}
+    for policy, share in _by_policy(rollouts, student, teacher_of):
+        asks = [rollout.ask for rollout in share if rollout.ask is not None]
+        responses = policy.respond(
+            [ask.prompt.ids for ask in asks],
+            temperature=acting.temperature,
+            max_tokens=acting.max_response_tokens,
+            seeds=[ask.seed for ask in asks],
+        )
+        for rollout, response in zip(share, responses, strict=True):
+            rollout.go_on(Answered(response, version))
+            made[id(rollout)] = response
+    return [made[id(rollout)] for rollout in rollouts]
+
+
+class InLockStep:
     """One rollout with its environment, between two turns: it has a question to a model, or it is over."""
 
     def __init__(self, life: "Life", start: Start, environment: Environment) -> None:
@@ -195,7 +213,7 @@ def onward(life: Life, given: object) -> Call | Ask | Played:
 
 def live(start: Start, acting: Acting) -> Life:
     """One rollout from reset to end. An environment that dies costs its rollout, which has failed."""
-    rollout = _InFlight(start, acting)
+    rollout = _InFlight(start, acting) if acting.program is None else acting.program.rollout(start, acting)
     try:
         yield from rollout.begin()
         while not rollout.over:
@@ -203,6 +221,27 @@ def live(start: Start, acting: Acting) -> Life:
     except EnvironmentFailure as failure:
         rollout.fail(failure)
     return rollout.result()
+
+
+class InFlight(Protocol):
+    """A rollout under way: `begin`, then a `turn` after the other until it is `over`."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def begin(self) -> Generator[Call | Ask, Any, None]: ...
+
+    def turn(self) -> Generator[Call | Ask, Any, None]: ...
+
+    def fail(self, failure: EnvironmentFailure) -> None: ...
+
+    def result(self) -> Played: ...
+
+
+class Asking(Protocol):
+    """Makes the rollouts of programs that ask the student themselves."""
+
+    def rollout(self, start: Start, acting: Acting) -> InFlight: ...
 
 
 class _InFlight:
@@ -294,10 +333,10 @@ class _InFlight:
 
 
 def _by_policy(
-    active: Sequence[_InLockStep], student: Policy, teacher_of: Callable[[str], Policy] | None
-) -> list[tuple[Policy, list[_InLockStep]]]:
+    active: Sequence[InLockStep], student: Policy, teacher_of: Callable[[str], Policy] | None
+) -> list[tuple[Policy, list[InLockStep]]]:
     """Who acts in which rollouts: each policy responds to all of its prompts at once."""
-    shares: dict[int, tuple[Policy, list[_InLockStep]]] = {}
+    shares: dict[int, tuple[Policy, list[InLockStep]]] = {}
     for rollout in active:
         policy = student
         if rollout.ask is not None and rollout.ask.actor == "teacher":
@@ -312,12 +351,13 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
 
     `version` is that of the rollout's start: of every turn that has none of its own.
 
-    Turns in which the teacher acted, or an action was replayed, are no rows; the teacher's are kept beside them. A turn
+    Turns in which the teacher acted, or an action was replayed, are no rows; the teacher's are kept beside them. Nor is
+    a turn whose answer the program that asked has not heard. A turn
     whose prompt was cut, for the student or for a teacher with prompts of its own, has no token that counts.
     """
     if played.failure is not None:
         return None
-    by_student = [turn for turn in played.turns if turn.actor == "student"]
+    by_student = [turn for turn in played.turns if _is_row(turn)]
     prompts = tuple(turn.teacher_prompt.ids for turn in by_student if turn.teacher_prompt is not None)
     rows = tuple(
         Turn(
@@ -336,7 +376,7 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
             rollout_turns=len(played.turns),
         )
         for index, turn in enumerate(played.turns)
-        if turn.actor == "student"
+        if _is_row(turn)
     )
     taught = tuple(
         TeacherTurn(index, tuple(turn.response.ids), turn.action, turn.seen.text)
@@ -344,6 +384,10 @@ def rows_of(played: Played, *, name: str, version: int) -> Rollout | None:
         if turn.actor == "teacher"
     )
     return Rollout(name, rows, taught, prompts or None) if rows else None
+
+
+def _is_row(turn: PlayedTurn) -> bool:
+    return turn.actor == "student" and turn.delivered
 
 
 def _is_cut(turn: PlayedTurn) -> bool:

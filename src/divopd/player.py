@@ -77,7 +77,12 @@ class Player:
     def go_on(self, *, version: int) -> None:
         """The student has the weights of this version: its questions reach it again."""
         assert self.quiet, "the weights changed while the student was answering"
-        self.version, self._held = version, False
+        self.version = version
+        self.release()
+
+    def release(self) -> None:
+        """Let the questions that are held reach the student, with the weights that it has."""
+        self._held = False
         for number, place in self._places.items():
             if place.held is not None:
                 ask, place.held = place.held, None

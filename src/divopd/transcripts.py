@@ -12,6 +12,7 @@ from typing import Any
 
 from divopd.errors import InputError
 from divopd.explorer import Acting, Played, PlayedTurn
+from divopd.prompts.chat import readable
 
 Json = dict[str, Any]
 
@@ -24,7 +25,7 @@ def transcript_of(played: Played, acting: Acting, *, kind: str) -> Json:
         "success": played.success,
         "reward": played.reward,
         "failure": played.failure,
-        "first": played.first.text,
+        "first": _shown(played.first.text, acting),
         "turns": [_turn(number, turn, played, acting) for number, turn in enumerate(played.turns)],
     }
 
@@ -36,13 +37,18 @@ def _turn(number: int, turn: PlayedTurn, played: Played, acting: Acting) -> Json
         "actor": turn.actor,
         "answer": reader.codec.decode(turn.response.ids),
         "action": turn.action,
-        "seen": turn.seen.text,
+        "seen": _shown(turn.seen.text, acting),
         "valid": turn.seen.valid,
         "reward": turn.seen.reward,
         "prompt_tokens": len(turn.prompt.ids),
         "prompt_truncated": turn.prompt.truncated,
         "response_tokens": len(turn.response.ids),
     }
+
+
+def _shown(text: str, acting: Acting) -> str:
+    """What was seen, for people: a program's calls are JSON."""
+    return text if acting.program is None else readable(text)
 
 
 def refuse_file(path: Path) -> None:

@@ -15,7 +15,7 @@ from divopd.models.model_files import load_tokenizer
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.turns import Turn
 from key_runs import Lab, Run, changing, checks
-from recording_teacher import RecordingTeacher
+from recording_teacher import RecordingTeacher, SglangTeacher
 
 # ── the run ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,6 +132,17 @@ def test_a_teacher_behind_a_url_scores(lab: Lab) -> None:
     """Every score is the server's."""
     with RecordingTeacher([5, 6, 7, 8]) as teacher:
         run = lab.run(f"teacher.url={teacher.url}", "teacher.model=teacher")
+    assert run.code == 0, run.said
+    for turn in run.rows:
+        whole = [*turn.prompt_ids, *turn.response_ids]
+        assert turn.teacher_logprobs == pytest.approx(teacher.logprobs(whole)[len(turn.prompt_ids) :])
+
+
+@checks("teacher.server")
+def test_a_teacher_on_sglang_is_asked_in_its_own_way(lab: Lab) -> None:
+    """By its own endpoint, which the other kind of server does not have; every score is the server's."""
+    with SglangTeacher([5, 6, 7, 8]) as teacher:
+        run = lab.run(f"teacher.url={teacher.url}", "teacher.model=teacher", "teacher.server=sglang")
     assert run.code == 0, run.said
     for turn in run.rows:
         whole = [*turn.prompt_ids, *turn.response_ids]

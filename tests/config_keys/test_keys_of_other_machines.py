@@ -62,19 +62,19 @@ def test_every_teacher_has_a_copy_of_the_models(plan_before: str, plan_after: st
 def test_ranks_share_the_weights(plan_before: str, plan_after: str) -> None:
     """Each of two holds half of the student and of its optimizer."""
     before, after = (_memory(plan, "learner") for plan in (plan_before, plan_after))
-    for purpose in ("student", "gradient and AdamW"):
+    for purpose in ("student", "gradient", "AdamW"):
         assert after[purpose] == pytest.approx(before[purpose] / 2, rel=0.02)
     assert "learner 0 × 2" in _line(plan_after, "cluster")
 
 
-@planning("student.device", "cuda:7", needs="a GPU")
+@planning("student.device", "cuda:7", "student.engine=transformers", needs="a GPU")
 def test_the_student_is_planned_on_its_device(plan_before: str, plan_after: str) -> None:
     """Its weights, its optimizer and its caches; the teacher stays where it was."""
     assert _line(plan_before, "student").endswith("in float32 on cpu")
     assert _line(plan_after, "student").endswith("in float32 on cuda:7")
     assert _line(plan_after, "teacher").endswith("in float32 on cpu")
     [there] = [line for line in plan_after.splitlines() if line.startswith("memory") and " on cuda:7 (" in line]
-    assert "gradient and AdamW" in there
+    assert "AdamW" in there
     assert "teacher" not in there
 
 
@@ -132,6 +132,80 @@ def test_the_plan_counts_the_gpus_of_every_explorer(plan_before: str, plan_after
     """Two explorers with three each are six."""
     assert "Ray: 0 GPUs (learner 0, teacher 0, explorer 0 × 2)" in plan_before
     assert "Ray: 6 GPUs (learner 0, teacher 0, explorer 3 × 2)" in plan_after
+
+
+GPUS = (*ON_RAY, "student.device=cuda", "student.engine=vllm", "teacher.device=cuda", "teacher.engine=vllm")
+NAMED = (*GPUS, "machine.name=box", "machine.gpus=8", "machine.gpu_memory_gb=80")
+SPEED = (*NAMED, "machine.peak_tflops=1000", "machine.bandwidth_gb_s=1000")
+
+
+@planning("machine.name", "crate", *GPUS, needs="a cluster with GPUs")
+def test_the_plan_is_for_the_machine_that_is_named(plan_before: str, plan_after: str) -> None:
+    assert "on machine" not in plan_before
+    assert "on machine crate" in _line(plan_after, "fits")
+
+
+@planning("machine.nodes", "2", *NAMED, "explorer.processes=9", needs="two machines")
+def test_every_machine_brings_its_gpus(plan_before: str, plan_after: str) -> None:
+    """Eleven do not fit on one of eight, and do on two."""
+    assert "the run wants 11 GPUs" in plan_before
+    assert "and machine box has 8" in plan_before
+    assert "on machine box" in _line(plan_after, "fits")
+
+
+@planning("machine.gpus", "2", *NAMED, needs="a cluster with GPUs")
+def test_more_gpus_than_there_are_are_refused(plan_before: str, plan_after: str) -> None:
+    assert "on machine box" in _line(plan_before, "fits")
+    assert "the run wants 3 GPUs (learner 1, teacher 1, explorer 1), and machine box has 2" in plan_after
+
+
+@planning("machine.gpu_memory_gb", "3", *NAMED, needs="a cluster with GPUs")
+def test_a_role_that_is_too_large_for_its_gpu_is_refused(plan_before: str, plan_after: str) -> None:
+    assert "of 80 GB for each learner" in plan_before
+    for role in ("learner", "teacher", "explorer"):
+        assert f"memory: each {role} needs about 6.0 GB, and its GPUs on machine box have 3.0 GB" in plan_after
+
+
+@planning("machine.memory_gb", "0.001", "machine.name=box", needs="a smaller machine")
+def test_main_memory_counts_where_there_is_no_gpu(plan_before: str, plan_after: str) -> None:
+    assert "must be put right" not in plan_before
+    assert "on cpu, and machine box has 1.0 MB" in plan_after
+
+
+@planning("machine.peak_tflops", "2000", *SPEED, needs="a GPU")
+def test_the_learner_is_as_fast_as_its_products(plan_before: str, plan_after: str) -> None:
+    assert "1,000 TFLOP/s and 1,000 GB/s a GPU" in plan_before
+    assert "2,000 TFLOP/s and 1,000 GB/s a GPU" in plan_after
+
+
+@planning("machine.bandwidth_gb_s", "2000", *SPEED, needs="a GPU")
+def test_explorers_are_as_fast_as_their_memory(plan_before: str, plan_after: str) -> None:
+    assert "1,000 TFLOP/s and 1,000 GB/s a GPU" in plan_before
+    assert "1,000 TFLOP/s and 2,000 GB/s a GPU" in plan_after
+
+
+@planning("machine.efficiency", "0.1", *SPEED, needs="a GPU")
+def test_the_share_that_is_reached_is_said(plan_before: str, plan_after: str) -> None:
+    assert "40% of both reached" in plan_before
+    assert "10% of both reached" in plan_after
+
+
+@planning("machine.source", "the seller", *SPEED, needs="a GPU")
+def test_the_source_of_the_numbers_is_said(plan_before: str, plan_after: str) -> None:
+    assert "(no source is named)" in plan_before
+    assert "(the seller)" in plan_after
+
+
+@planning("student.tensor_parallel", "2", *GPUS, needs="several GPUs")
+def test_an_explorer_has_the_gpus_of_its_engine(plan_before: str, plan_after: str) -> None:
+    assert "Ray: 3 GPUs (learner 1, teacher 1, explorer 1)" in plan_before
+    assert "Ray: 4 GPUs (learner 1, teacher 1, explorer 2)" in plan_after
+
+
+@planning("teacher.tensor_parallel", "4", *GPUS, needs="several GPUs")
+def test_a_teacher_has_the_gpus_of_its_engine(plan_before: str, plan_after: str) -> None:
+    assert "Ray: 3 GPUs (learner 1, teacher 1, explorer 1)" in plan_before
+    assert "Ray: 6 GPUs (learner 1, teacher 4, explorer 1)" in plan_after
 
 
 def _line(plan: str, title: str) -> str:

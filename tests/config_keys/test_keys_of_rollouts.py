@@ -89,6 +89,48 @@ def test_more_broken_rollouts_than_allowed_end_the_run(lab: Lab) -> None:
     assert "fell in" in ended.said
 
 
+# ── environment: an agent program ─────────────────────────────────────────────────────────────────────────────────
+
+PROGRAM = (
+    "environment.name=program",
+    "environment.command=[python3, $tests/key_agent.py, hello]",
+    "environment.tasks={train: $tests/data/tasks.jsonl, test: $tests/data/tasks.jsonl}",
+    "environment.tools=none",
+    "learner.updates=1",  # a program is a process for each rollout
+)
+
+
+@changing("environment.command", "[python3, $tests/key_agent.py, goodbye]", *PROGRAM)
+def test_the_command_is_started_for_every_rollout(before: Run, after: Run) -> None:
+    """Its words stand in the prompts of its calls."""
+    assert {before.prompt(turn).removeprefix("<|see|>")[:6] for turn in before.rows} == {"hello "}
+    assert {after.prompt(turn).removeprefix("<|see|>")[:8] for turn in after.rows} == {"goodbye "}
+
+
+@changing("environment.tasks", "{train: $tests/data/other_tasks.jsonl, test: $tests/data/tasks.jsonl}", *PROGRAM)
+def test_tasks_come_from_the_file_of_their_split(before: Run, after: Run) -> None:
+    """Training has those of the other file, evaluation keeps its own."""
+    assert {turn.task for turn in before.rows} <= {"one", "two", "three"}
+    assert {turn.task for turn in after.rows} <= {"red/1", "red/2"}
+    assert set(before.evaluations[0]["by_kind"]) == set(after.evaluations[0]["by_kind"]) == {"all"}
+
+
+@changing("environment.tools", "plain", *PROGRAM)
+def test_tools_are_written_into_prompts_or_refused(before: Run, after: Run) -> None:
+    """A program that is refused asks without them here: its prompts have no tool in them."""
+    assert not any("Lifts." in before.prompt(turn) for turn in before.rows)
+    assert all("Lifts." in after.prompt(turn) for turn in after.rows)
+
+
+@changing(
+    "environment.undelivered", "train", *PROGRAM, "environment.command=[python3, $tests/key_agent.py, hello, deaf]"
+)
+def test_turns_whose_answers_nobody_heard_are_dropped_or_trained(before: Run, after: Run) -> None:
+    """Every other answer finds its caller gone."""
+    assert {turn.turn for turn in before.rows} == {0, 2}
+    assert {turn.turn for turn in after.rows} == {0, 1, 2, 3}
+
+
 # ── prompts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -214,11 +256,15 @@ def test_explorers_get_every_second_version(before: Run, after: Run) -> None:
     assert {turn.version for turn in after.rows} == {0, 2}
 
 
-@checks("explorer.versions")
-def test_weights_change_within_a_rollout_on_the_live_clock_only(lab: Lab) -> None:
-    """Live it is a wire of its own, see tests/wiring/test_exploring.py."""
-    assert "expected" not in lab.plan("clock=live", "explorer.versions=turn")
-    assert "explorer.versions is turn, but the simulated clock runs" in lab.plan("explorer.versions=turn")
+@changing("explorer.versions", "turn", "costs.rollout_s=4", "costs.update_s=1.5", "learner.updates=5")
+def test_weights_change_within_a_rollout(before: Run, after: Run) -> None:
+    """A rollout takes more than two updates: it keeps the version of its start, or goes on with newer ones."""
+    for run, most in ((before, 1), (after, 2)):
+        versions = [[turn.version for turn in turns] for turns in run.begun]
+        assert max(len(set(one)) for one in versions) >= most
+        assert all(one == sorted(one) for one in versions)
+    assert {len({turn.version for turn in turns}) for turns in before.begun} == {1}
+    assert after.begun[0][0].response_ids == before.begun[0][0].response_ids
 
 
 @changing("explorer.max_backlog", "6", "costs.update_s=5")

@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from divopd.environments import Observation, make_environment, tasks
-from divopd.environments.pool import Answer, InlinePool, Method, WorkerPool, Workers, environments_in, open_pool
+from divopd.environments.pool import (
+    Answer,
+    EnvironmentPool,
+    InlinePool,
+    Method,
+    WorkerPool,
+    Workers,
+    environments_in,
+    open_pool,
+)
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
 from waiting import is_alive
 
@@ -48,7 +57,7 @@ HARMS = {  # what is done, and what is said of it
 }
 
 
-def ask(pool: WorkerPool | InlinePool, place: int, method: Method, argument: str | None = None) -> Answer:
+def ask(pool: EnvironmentPool, place: int, method: Method, argument: str | None = None) -> Answer:
     pool.submit(place, method, argument)
     while not (answers := pool.collect(timeout_s=1.0)):
         pass

@@ -16,7 +16,7 @@ from divopd.errors import AlignmentError, InputError, TeacherAwayError
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.pipeline.models import load_models
+from divopd.pipeline.preflight import load_models
 from divopd.records import UpdateRecord
 from divopd.store import Store
 from divopd.validity import why_invalid

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from divopd.errors import AlignmentError, InputError
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.model_files import read_model_facts
 from divopd.models.optimization import Optimization
-from divopd.models.policy import Policy
+from divopd.models.policy import Policy, Response
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
 from token_rollouts import VOCABULARY, gradient, own_copy, plain_logprobs, rollout, tiny_model
@@ -169,6 +170,45 @@ def test_the_next_turn_reads_only_its_new_tokens() -> None:
             assert ours.ids == theirs.ids
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-12)
         contexts = [[*c, *r.ids, *tokens(3, turn)] for c, r in zip(contexts, responses, strict=True)]
+
+
+def test_responses_that_are_added_one_by_one_are_as_if_alone() -> None:
+    """Prompts of any length join while others are written, and one key goes on with new weights.
+
+    Tokens depend on prompt and seed only; log probabilities are those of a fresh pass at the weights of the response.
+    """
+    policy, other, seen = TransformersPolicy(tiny_model(), max_tokens=16), TransformersPolicy(tiny_model()), 0
+    contexts = {key: tokens(size, key) for key, size in enumerate((30, 1, 55, 7))}
+    for turn in range(3):
+        waiting, over = list(contexts), dict[Hashable, Response]()
+        while waiting or policy.pending:
+            if waiting:  # one more with every token of the others
+                key = waiting.pop(0)
+                policy.add(key, contexts[key], temperature=1.0, max_tokens=6, seed=10 * turn + key)
+            over.update(policy.step())
+        for key, prompt in contexts.items():
+            whole, response = [*prompt, *over[key].ids], over[key]
+            ((scores,),) = policy.score([whole], [[(len(prompt), len(whole))]])
+            np.testing.assert_allclose(response.logprobs, scores, atol=1e-9)
+            seeds = [10 * turn + key]
+            (alone,) = other.respond([prompt], temperature=1.0, max_tokens=6, seeds=seeds)
+            assert response.ids == alone.ids
+            seen += len(response.ids)
+        contexts = {key: [*prompt, *over[key].ids, *tokens(3, turn)] for key, prompt in contexts.items()}
+        weights = {name: 1.1 * value for name, value in policy.weights().items()}
+        for one in (policy, other):
+            one.fill_weights(weights, source="a test")
+    assert seen > 40
+
+
+def test_nobody_waits_for_a_prompt_that_is_read() -> None:
+    """While a long prompt is read in pieces, the others get a token with every pass."""
+    policy = TransformersPolicy(tiny_model(), max_tokens=8)
+    policy.add("short", tokens(3, 1), temperature=1.0, max_tokens=5, seed=3)
+    policy.step()
+    policy.add("long", tokens(60, 2), temperature=1.0, max_tokens=1, seed=1)
+    order = [key for _ in range(12) for key, _ in policy.step()]
+    assert order == ["short", "long"]
 
 
 def test_memory_is_dropped_when_a_weight_changes() -> None:

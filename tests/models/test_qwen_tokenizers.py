@@ -19,7 +19,7 @@ from divopd.config import Config, load_config
 from divopd.environments import Observation, make_environment, tasks
 from divopd.errors import AlignmentError
 from divopd.models.model_files import load_tokenizer
-from divopd.pipeline.models import load_models
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.dry_run import make_plan
 from divopd.prompts import Codec, Conversation, style_for

@@ -27,7 +27,8 @@ from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
 from divopd.models.weights import gathered_weights
-from divopd.pipeline.models import check_models, load_actor, load_teachers
+from divopd.pipeline.models import load_actor, load_teachers
+from divopd.pipeline.preflight import check_models
 from divopd.pipeline.rollouts import TrainingRollouts
 from divopd.prompts import Codec
 from divopd.run.checkpoints import publish_weights, read_weights

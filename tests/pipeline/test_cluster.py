@@ -1,6 +1,5 @@
 """What a cluster asks of a configuration. Nothing here needs Ray; test_on_ray.py does."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from divopd.cli import main
 from divopd.config import Config, load_config
 from divopd.errors import InputError
 from divopd.models.model_files import read_model_facts
@@ -77,11 +77,12 @@ def test_more_ranks_need_less_memory_each(models: Path) -> None:
     assert two["teacher"] == one["teacher"] == {"teacher": 4 * facts.parameters}
 
 
-def test_without_ray_the_error_names_the_extra(models: Path, tmp_path: Path) -> None:
+def test_without_ray_the_error_names_the_extra(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before the run's folder is made."""
+    monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "config.yaml").write_text(config(models, clock="live", cluster="ray").to_yaml(), encoding="utf-8")
-    command = "import sys; sys.modules['ray'] = None; from divopd.cli import main; sys.exit(main(sys.argv[1:]))"
-    train = ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", command, *train], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, f"divopd: {WITHOUT_RAY}\n")
+    assert main(["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"divopd: {WITHOUT_RAY}\n"
     assert not (tmp_path / "run").exists()

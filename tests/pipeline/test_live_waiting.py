@@ -238,7 +238,7 @@ class Watched(LiveRun):
 
 def test_ranks_never_meet_where_those_of_before_did(models: Path, tmp_path: Path) -> None:
     """The file at which they meet goes before a learner starts, and not when others do."""
-    settings = config(models, clock="live", evaluation={"share": None})
+    settings = config(models, clock="live")
     begin_run(settings, tmp_path)
     run = Watched(settings, tmp_path, observer=Observers(), wishes=Wishes())
     run.folder.rendezvous.write_text("of before")
@@ -279,7 +279,7 @@ class Troubled(LiveRun):
 
 
 def test_a_role_that_died_is_started_again_and_told_of(models: Path, tmp_path: Path) -> None:
-    settings, listener = config(models, clock="live", evaluation={"share": None}), Listener()
+    settings, listener = config(models, clock="live"), Listener()
     begin_run(settings, tmp_path)
     run = Troubled(settings, tmp_path, observer=listener, wishes=Wishes())
     run.run()

@@ -114,6 +114,37 @@ def test_a_slow_environment_holds_nobody_up(codec: Codec) -> None:
     assert player.free == 2
 
 
+class LongWinded(Speaker):
+    """Answers the first question in a hundred tokens, all others at once."""
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        first = self.asked[0][0]
+        waits = {first: self.under_way.pop(first)} if first in self.under_way and self.steps < 100 else {}
+        self.steps += 1
+        over = super().step()
+        self.under_way |= waits
+        return over
+
+    steps = 0
+
+
+def test_a_long_answer_holds_nobody_up(codec: Codec) -> None:
+    """Eight rollouts end at the other place while one answer is being written."""
+    student = LongWinded(codec.response_ids("go"))
+    player = Player(InlinePool([Counting(), Counting()]), student)
+    for number in range(2):
+        player.begin(Start(number, "t", 8), acting(codec))
+    ended: list[int] = []
+    for number in range(2, 10):
+        [played] = step_until_over(player, 1)
+        ended.append(played.start.number)
+        player.begin(Start(number, "t", 8), acting(codec))
+    assert student.steps < 100
+    assert len(set(ended)) == 8
+    late = step_until_over(player, 2)
+    assert len({played.start.number for played in late} - set(ended)) == 2
+
+
 def test_it_plays_what_the_lock_step_plays(codec: Codec) -> None:
     """The same starts with a real model: the same actions and answers, log probabilities to rounding."""
     policies = [TransformersPolicy(build_model(build_tokenizer([WORDS, WORDS]), seed=0)) for _ in range(2)]
@@ -245,6 +276,22 @@ def test_when_weights_change(versions: Literal["rollout", "turn"], codec: Codec)
         assert said == [-turn.response.logprobs[0] for turn in played.turns]
         mixed += len(set(said)) > 1
     assert (mixed > 0) == (versions == "turn")
+
+
+def test_weights_that_are_wanted_no_more_hold_nobody(codec: Codec) -> None:
+    """The newer version was gone, and the old one is wanted again: rollouts go on with it."""
+    student = Speaker(codec.response_ids("wait"))
+    orders = Script(student, codec)
+    explorer = Explorer(Player(InlinePool([Counting()]), student, version=0), orders, versions="turn")
+    while len(orders.ended) < 2:
+        explorer.step()
+    orders.version, orders.missing = 1, True
+    while orders.missing:
+        explorer.step()
+    orders.version = 0
+    for _ in range(40):
+        explorer.step()
+    assert len(orders.ended) > 4
 
 
 def test_older_weights_never_come_into_a_rollout(codec: Codec) -> None:

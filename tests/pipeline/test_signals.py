@@ -134,7 +134,8 @@ def test_sigusr1_checkpoints_and_sigterm_stops(models: Path, tmp_path: Path) -> 
     assert checkpointed(run) == updates(run) - 1
 
 
-def test_a_second_sigterm_ends_at_once(models: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_second_sigterm_ends_a_run_at_once(models: Path, tmp_path: Path) -> None:
     """An environment that does not answer keeps the first SIGTERM waiting; the second one ends the process."""
     room = Path(__file__).parents[1] / "fragile_room.py"
     begin_run(config(models, environment={"name": f"{room}:StuckRoom", "workers": 0}), tmp_path / "run")
@@ -178,7 +179,7 @@ def roles(run: Path) -> set[str]:
 WAITING = """
 import sys, time
 from divopd.pipeline.wishes import wishes_by_signal
-with wishes_by_signal(grace_s=0.2, resume="divopd train --resume RUN") as wishes:
+with wishes_by_signal(grace_s=float(sys.argv[1]), resume="divopd train --resume RUN") as wishes:
     wishes.end_roles = lambda: print("roles ended", flush=True)
     print("ready", flush=True)
     time.sleep(900)
@@ -188,7 +189,7 @@ with wishes_by_signal(grace_s=0.2, resume="divopd train --resume RUN") as wishes
 def test_what_cannot_end_in_time_is_ended() -> None:
     """Longer than the grace after SIGTERM: roles are ended, it is said what --resume does, and the code is 143."""
     with subprocess.Popen(
-        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", WAITING, "0.2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -199,6 +200,22 @@ def test_what_cannot_end_in_time_is_ended() -> None:
     assert said.splitlines()[1:] == [
         "divopd: not done 0.2 s after SIGTERM: ended without a checkpoint; --resume goes on from the last one"
     ]
+
+
+def test_a_second_sigterm_ends_at_once() -> None:
+    """However long the grace is: roles are ended, and nothing is waited for."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert "ends within 900 s" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate()
+    assert (process.returncode, out) == (143, "roles ended\n")
+    assert said == "divopd: a second SIGTERM: ended without a checkpoint; --resume goes on from the last one\n"
 
 
 def test_signals_are_as_before_when_the_run_is_over(models: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from divopd.errors import InputError
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.begin import begin_run
-from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.models import load_student
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.simulated import SimulatedWorld, Slot, _slot_from_json, _slot_to_json
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes
@@ -148,6 +149,7 @@ def train_some(folder: Path, settings: Config, *, last: int, asked: bool) -> Non
 
 
 HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
+BY_TURN, SLOW = {"versions": "turn", "sync_interval": 2}, {"rollout_s": 4.0, "update_s": 0.7, "jitter": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -158,8 +160,9 @@ HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
         {"explorer": {"sync_interval": 2}, "audits": {"keep_last": 2}},
         {"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}},
         {"method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}},
+        {"explorer": BY_TURN, "costs": SLOW, "method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}},
     ],
-    ids=["plain", "admission control", "seldom sync", "short batches", "recovery"],
+    ids=["plain", "admission control", "seldom sync", "short batches", "recovery", "versions by turn"],
 )
 def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Asked to stop between checkpoints, and broken off, also before the last one: it ends as if nothing had happened.
@@ -179,6 +182,16 @@ def test_a_resumed_run_makes_the_same_batches(models: Path, tmp_path: Path, chan
     kept = taught(tmp_path / "whole")
     assert kept == taught(tmp_path / "stopped")
     assert any(kept.values()) == (settings.method == "divopd-r")
+    assert any(len(one) > 1 for one in versions(tmp_path / "whole")) == (settings.explorer.versions == "turn")
+
+
+def versions(folder: Path) -> list[set[int]]:
+    """The versions of the turns of each rollout."""
+    found: dict[str, set[int]] = {}
+    with Store.open_read_only(folder) as store:
+        for stored in store.stored_turns():
+            found.setdefault(stored.rollout, set()).add(stored.version)
+    return list(found.values())
 
 
 def taught(folder: Path) -> dict[str, tuple[TeacherTurn, ...]]:

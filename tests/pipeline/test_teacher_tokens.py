@@ -21,7 +21,8 @@ from divopd.first_evaluation import first_evaluation_file
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.policy import Response
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.pipeline.models import load_models, load_student, load_teachers
+from divopd.pipeline.models import load_student, load_teachers
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.dry_run import check_start, make_plan
 from divopd.prompts import Codec, PromptStyle, Reader

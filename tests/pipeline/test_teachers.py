@@ -15,7 +15,8 @@ from divopd.errors import AlignmentError, DivopdError, EnvironmentFailure, Teach
 from divopd.models.policy import Response
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.pipeline.models import load_models, load_teachers
+from divopd.pipeline.models import load_teachers
+from divopd.pipeline.preflight import load_models
 from divopd.store import Store
 from divopd.teacher import RETRY_S, TELL_S, Absence, Away, Retrying, Teachers, score_rollouts
 from divopd.turns import Rollout

@@ -18,6 +18,7 @@ KEYS = ("bench", "ratio", "unit", "ours", "reference", "detail")
 PACKAGES = {
     "explorer": ("torch", "transformers"),
     "learner": ("torch", "transformers"),
+    "memory": ("torch", "transformers"),
     "slots": ("torch", "transformers"),
     "scale": ("torch", "transformers"),
     "scienceworld": ("scienceworld",),

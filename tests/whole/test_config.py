@@ -128,7 +128,8 @@ def test_the_stress_test_of_the_producer_load_is_the_papers(method: str) -> None
     """150 updates with an eighth, three eighths and all of 16 rollouts; nothing else differs from the setting."""
     for load, in_flight in (("low", 2), ("medium", 6), ("high", 16)):
         config = load_config(CONFIGS / "alfworld-1.7b" / f"{method}-{load}-load.yaml")
-        overrides = ["learner.updates=150", f"explorer.rollouts_in_flight={in_flight}"]
+        each = in_flight // 2
+        overrides = ["learner.updates=150", "explorer.processes=2", f"explorer.rollouts_in_flight={each}"]
         assert config == load_config(CONFIGS / "alfworld-1.7b" / f"{method}.yaml", overrides)
 
 

@@ -14,7 +14,7 @@ from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.evaluation import Exam, exam_of, open_at_takeover  # noqa: E402
 from divopd.models.model_files import PREFIX, model_folder  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
-from divopd.pipeline.models import load_models  # noqa: E402
+from divopd.pipeline.preflight import load_models  # noqa: E402
 from divopd.prompts import Codec  # noqa: E402
 
 DEFAULT = shipped_configs() / "default" / "divopd.yaml"

@@ -80,7 +80,7 @@ def test_the_explorers_engine_examines_as_an_engine_of_its_own(wired: WiredRuns)
     here, there = (one.run.asked("train") for one in (shared, apart))
     both = min(len(here), len(there)) - 2  # the last ones are cut off in the middle
     assert [(one.task, one.actions) for one in here[:both]] == [(one.task, one.actions) for one in there[:both]]
-    assert both > 7
+    assert both > 2
 
 
 def test_an_evaluation_tells_what_its_rollouts_came_to(wired: WiredRuns) -> None:

@@ -17,7 +17,7 @@ HELPED_LIVE = pytest.param("helped", "live", marks=pytest.mark.slow)  # seven pr
 ADAPTIVE_AND_HELPED = pytest.mark.parametrize(
     ("name", "clock"), [("adaptive", "simulated"), ("adaptive", "live"), ("helped", "simulated"), HELPED_LIVE]
 )
-HELPED_CLOCKS = pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
+LIVE_IS_SLOW = pytest.mark.parametrize("clock", ["simulated", pytest.param("live", marks=pytest.mark.slow)])
 CLOSE = 1e-4  # nats; an update moves log probabilities by much more
 
 
@@ -33,6 +33,7 @@ def gap(row: Sequence[float] | None, model: LlamaForCausalLM, turn: Turn) -> flo
         ("adaptive", "simulated"),
         ("adaptive", "live"),
         ("seldom", "simulated"),
+        ("turning", "simulated"),
         pytest.param("turning", "live", marks=pytest.mark.slow),
     ],
 )
@@ -58,10 +59,10 @@ def test_a_rollout_that_outlasts_its_weights_keeps_the_version_of_its_start(wire
     assert all(row.version <= one.published[0] for rows, one in played for row in rows)
 
 
-@pytest.mark.slow
-def test_weights_change_within_a_rollout(wired: WiredRuns) -> None:
+@LIVE_IS_SLOW
+def test_weights_change_within_a_rollout(wired: WiredRuns, clock: str) -> None:
     """Where versions go by turn, a rollout that outlasts its weights goes on with newer ones, never with older."""
-    rollouts = wired.get("turning", "live").run.rollouts().values()
+    rollouts = wired.get("turning", clock).run.rollouts().values()
     versions = [[turn.version for turn in turns] for turns in rollouts]
     assert sum(len(set(one)) > 1 for one in versions) >= 2
     assert all(one == sorted(one) for one in versions)
@@ -120,7 +121,7 @@ def test_the_teacher_scores_the_tokens_of_the_student(wired: WiredRuns, clock: s
         assert gap(row.teacher_logprobs, teacher, row) < CLOSE
 
 
-@HELPED_CLOCKS
+@LIVE_IS_SLOW
 def test_a_teacher_behind_a_url_is_asked_for_exactly_the_rows(wired: WiredRuns, clock: str) -> None:
     """Every row with its prompt is (the beginning of) what it was asked, and its answers are what the rows hold."""
     recorded = wired.get("helped", clock)

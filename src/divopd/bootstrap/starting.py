@@ -23,6 +23,7 @@ from divopd.pipeline.vocabularies import is_server
 
 EXPERT = "expert"  # a teacher that is still to be made: of the student, by lessons of the environment's expert
 BUILTIN = "builtin"
+COMMAND = "command "  # before the words of an agent program
 TINY = 10_000_000  # parameters: below, a model knows one environment by heart and answers in bare actions
 WIDTH = 120
 TEACHER_LESSONS = ("--updates", "400", "--until", "90", "--evaluate-every", "25")
@@ -62,6 +63,7 @@ class World:
     evaluation_tasks: int
     file: Path | None = None
     source: str = ""
+    program: dict[str, Any] | None = None  # the lines of an agent program
 
 
 def plan_start(wish: Wish) -> Start:
@@ -86,7 +88,21 @@ def plan_start(wish: Wish) -> Start:
 # ── the environment ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _program(asked: str) -> World:
+    """`command WORDS`: an agent program; its tasks are expected in train.jsonl and test.jsonl."""
+    words = shlex.split(asked.removeprefix(COMMAND))
+    if not words:
+        raise InputError(f"--environment {asked!r}: no words after command; expected such as 'command node agent.js'")
+    files = {split: f"{split}.jsonl" for split in ("train", "test")}
+    is_function = len(words) == 1 and ".py:" in words[0]
+    lines = {"command": words[0] if is_function else words, "tasks": files, "tools": "template", "timeout_s": 900}
+    entry = find_entry("program")
+    return World("program", {}, entry.horizon, entry.evaluation_tasks, program=lines)
+
+
 def _world(asked: str) -> World:
+    if asked.startswith(COMMAND):
+        return _program(asked)
     name = DEFAULT_ENVIRONMENT if asked == BUILTIN else asked
     settings: dict[str, Any] = {}
     if name.startswith("gym:"):
@@ -129,6 +145,10 @@ def _model(option: str, model: str) -> tuple[ModelFacts | None, Taught | None]:
 def _teacher(wish: Wish, world: World) -> dict[str, Any]:
     """The section `teacher` of the configuration."""
     if wish.teacher == EXPERT:
+        if world.program is not None:
+            raise InputError(
+                "--teacher expert: a program brings no expert; expected a model or the address of a server"
+            )
         if not world.file:
             make_expert(world.name, make_environment(world.name, **world.settings))
         return {"model": str(wish.out / "teacher")}
@@ -171,13 +191,9 @@ def _settings(
     return {
         "method": "divopd",
         "clock": "simulated",
-        "environment": {"name": world.name, "horizon": world.horizon}
-        | ({"settings": world.settings} if world.settings else {}),
-        "prompts": {
-            "answer": form.answer,
-            "actions": form.actions,
-            "max_prompt_tokens": min(2048 if tiny else 4096, context - response),
-        },
+        "environment": _environment(world),
+        "prompts": ({} if world.program else {"answer": form.answer, "actions": form.actions})
+        | {"max_prompt_tokens": min(2048 if tiny else 4096, context - response)},
         "student": {"model": student, "device": "cpu"},
         "teacher": teacher,
         "composer": {"batch_size": 32 if tiny else 64, "cap": 4},
@@ -185,6 +201,12 @@ def _settings(
         "explorer": {"rollouts_in_flight": 16, "max_response_tokens": response},
         "evaluation": {"every": max(1, updates // 25), "tasks": world.evaluation_tasks},
     }
+
+
+def _environment(world: World) -> dict[str, Any]:
+    if world.program is not None:
+        return world.program | {"horizon": world.horizon}
+    return {"name": world.name, "horizon": world.horizon} | ({"settings": world.settings} if world.settings else {})
 
 
 def _as_yaml(settings: dict[str, Any], wish: Wish) -> str:

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", nargs="?", metavar="FILE|KEY", help="a YAML file or a name such as default/divopd; or a key or section"
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, with a FILE")
+    parser.add_argument("--machine", metavar="NAME", help="on this machine, with a FILE")
     parser.add_argument("--names", action="store_true", help="the names of the configurations that come with divopd")
     parser.add_argument("--json", action="store_true", help="one object a line for each key")
 
@@ -41,15 +42,16 @@ def run(args: argparse.Namespace) -> int:
     from divopd.config_files import config_names
 
     if args.names:
-        if args.what or args.set:
+        if args.what or args.set or args.machine:
             raise InputError("--names lists names alone; leave FILE and --set out")
         print(*(json.dumps(name) if args.json else name for name in config_names()), sep="\n")
     elif args.what is None or _is_key(args.what):
-        if args.set:
-            raise InputError("--set overrides what a FILE says; name one, such as default/divopd")
+        if args.set or args.machine:
+            option = "--set" if args.set else "--machine"
+            raise InputError(f"{option} overrides what a FILE says; name one, such as default/divopd")
         _print_keys(args.what, as_json=args.json)
     else:
-        settings = list(resolve(args.what, args.set))
+        settings = list(resolve(args.what, args.set, machine=args.machine))
         if args.json:
             for place, value, origin in settings:
                 print(json.dumps({"key": ".".join(place), "value": value, "from": origin}, ensure_ascii=False))
@@ -93,13 +95,13 @@ def _print_keys(what: str | None, *, as_json: bool) -> None:
 # ── a resolved file ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def resolve(file: str, overrides: list[str]) -> Iterator[Setting]:
+def resolve(file: str, overrides: list[str], *, machine: str | None = None) -> Iterator[Setting]:
     """Every value that a run of this file would have, in the order of the classes, and who said it."""
     from divopd.config import LearnerPart, StudentPart, validated
     from divopd.config_completion import complete
     from divopd.config_files import find_config, read_layers
 
-    layered = read_layers(find_config(file), overrides)
+    layered = read_layers(find_config(file), overrides, machine=machine)
     resolved = validated(layered).resolved()
     resolved.pop("versions")
     filled = complete(layered.data, updates=LearnerPart.updates, student=StudentPart().model).sources

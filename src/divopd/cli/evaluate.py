@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", type=int, metavar="N", help="of a run: this policy version (default: the latest)")
     parser.add_argument("--config", help="how a model is evaluated: as this configuration says (a file, or its name)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, with --config")
+    parser.add_argument("--machine", metavar="NAME", help="with --config: on this machine, as `divopd train` takes it")
     as_taught = "(default: as `divopd sft` taught the model"
     parser.add_argument(
         "--environment", metavar="ENV", help=f"or: on this environment, with its own settings {as_taught})"
@@ -53,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--after-turns is {args.after_turns}; expected 1 or more")
     if args.config and args.environment:
         raise InputError("--config says the environment; give either --config or --environment")
-    if args.set and not args.config:
-        raise InputError("--set overrides what --config says; give --config too")
+    if (args.set or args.machine) and not args.config:
+        option = "--set" if args.set else "--machine"
+        raise InputError(f"{option} overrides what --config says; give --config too")
     if args.transcripts:
         from divopd.transcripts import refuse_file
 
@@ -170,7 +172,8 @@ def _of_model(what: str, args: argparse.Namespace) -> "Config":
         return config_of_model(what, environment=args.environment, form=form)
     check_model(what)
     # the model is named before the configuration is completed, so that its own form of answers counts
-    return _in_place(load_config(args.config, [*args.set, f"student.model={json.dumps(what)}"]), what)
+    named = [*args.set, f"student.model={json.dumps(what)}"]
+    return _in_place(load_config(args.config, named, machine=args.machine), what)
 
 
 def _in_place(config: "Config", model: str) -> "Config":

@@ -10,9 +10,10 @@ HELP = "Write a commented configuration for your environment, student and teache
 EXAMPLE = """divopd init --environment rooms.py:Rooms --student models/small-llm --teacher http://127.0.0.1:8000/v1
   divopd init --environment rooms.py:Rooms --student models/small-llm --teacher expert --out rooms
   divopd init --environment gym:my_games:Maze-v0 --student owner/small@REVISION --teacher owner/large@REVISION
+  divopd init --environment "command node agent.js" --student models/small-llm --teacher http://127.0.0.1:8000/v1
   divopd init --environment builtin --student embedded:student --teacher embedded:teacher"""
 ASKED = {
-    "environment": "environment (FILE.py:Class, which is written if it is not there; gym:ID; or builtin)",
+    "environment": "environment (FILE.py:Class, written if it is not there; gym:ID; command WORDS; or builtin)",
     "student": "student (a model folder, owner/name@revision of the Hub, or embedded:student)",
     "teacher": "teacher (a model folder, owner/name@revision, the address of a server, embedded:teacher, or expert)",
 }
@@ -22,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--environment",
         metavar="ENV",
-        help="FILE.py:Class (a file that is not there is written, to be changed), gym:ID, a name of `divopd envs`, or "
-        "builtin",
+        help="FILE.py:Class (a file that is not there is written, to be changed), gym:ID, a name of `divopd envs`, "
+        '"command WORDS" (an agent program), or builtin',
     )
     parser.add_argument("--student", metavar="MODEL", help="a folder, owner/name@revision of the Hub, or embedded:NAME")
     parser.add_argument(

@@ -4,6 +4,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import InputError
@@ -20,15 +21,21 @@ if TYPE_CHECKING:
 HELP = "Act in an environment in the terminal, or watch an expert, a model, a run's student or random actions."
 EXAMPLE = """divopd play alfworld-small --policy expert
   divopd play alfworld-small --policy embedded:teacher
-  divopd play alfworld-small --policy runs/mine@50"""
+  divopd play alfworld-small --policy runs/mine@50
+  divopd play "command node agent.js" --set tasks=test.jsonl --policy models/small-llm"""
 SCRIPTS = ("expert", "random")
+COMMAND = "command "  # before the words of an agent program
 _LEAVE, _LIST = (":quit", ":q"), ":actions"
 
 Policy = Callable[["Observation"], str | None]  # None: the player leaves
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environment", metavar="ENV", help="a name that `divopd envs` lists, or FILE.py:CLASS")
+    parser.add_argument(
+        "environment",
+        metavar="ENV",
+        help='a name that `divopd envs` lists, FILE.py:CLASS, or "command WORDS": an agent program',
+    )
     parser.add_argument("task", nargs="?", metavar="TASK", help="default: one of the evaluation tasks, by the seed")
     parser.add_argument(
         "--policy",
@@ -50,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         return watch_model(args)
     if args.answer or args.actions:
         raise InputError("--answer and --actions are of a model; name it with --policy MODEL")
+    if args.environment.startswith(COMMAND):
+        raise InputError("an agent program asks a model itself; name one with --policy MODEL")
     entry, settings = find_entry(args.environment), read_settings(args.set)
     if args.policy == "random" and args.environment == "scienceworld":
         settings.setdefault("actions", "listed")  # it lists them only on demand, being slow at it
@@ -71,10 +80,12 @@ def watch_model(args: argparse.Namespace) -> int:
     """A model plays as it does in an evaluation: in the same form, with the same draws for the same task."""
     import torch
 
-    from divopd.environments import make_environment, tasks
+    from divopd.environments import tasks
+    from divopd.environments.pool import environments_in, open_pool
     from divopd.explorer import Acting, Start
     from divopd.pipeline.named_models import load_policy
     from divopd.plan.dry_run import taught_otherwise
+    from divopd.program_rollout import programs_of
     from divopd.prompts import Codec
     from divopd.report.acting import show_rollout
 
@@ -84,23 +95,27 @@ def watch_model(args: argparse.Namespace) -> int:
     part = config.environment
     listed = tasks(part.name, part.evaluation_split, **part.settings)
     task = choose_task(listed, args.seed) if args.task is None else args.task
-    environment = make_environment(part.name, **part.settings)
     for note in taught_otherwise(config, {"model": config.student.model}):
         tell(note)
     torch.set_num_threads(config.threads)
     policy = load_policy(config, weights)
+    codec = Codec(policy.tokenizer, template=config.prompts.template)
     acting = Acting(
         config.prompts,
-        Codec(policy.tokenizer, template=config.prompts.template),
+        codec,
         temperature=config.evaluation.temperature,
         max_response_tokens=config.explorer.max_response_tokens,
         seed=config.seed + (0 if args.task is None else args.seed),
+        program=programs_of(config, codec),
     )
     start = Start(listed.index(task) if task in listed else 0, task, part.horizon)
-    try:
-        show_rollout(start, acting, policy=policy, environment=environment, console=_console())
-    finally:
-        getattr(environment, "close", lambda: None)()
+    pool = open_pool(part.name, part.settings, size=1, workers=0, timeout_s=part.timeout_s)
+    with closing(pool):
+        [environment] = environments_in(pool)
+        try:
+            show_rollout(start, acting, policy=policy, environment=environment, console=_console())
+        finally:
+            getattr(environment, "close", lambda: None)()
     return 0
 
 
@@ -115,6 +130,8 @@ def _played_as(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
         split_version,
     )
 
+    if args.environment.startswith(COMMAND):
+        return _of_program(args)
     entry, settings, weights = find_entry(args.environment), read_settings(args.set), None
     if is_run(args.policy):
         run, version = split_version(args.policy)
@@ -132,6 +149,31 @@ def _played_as(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
     part = config.environment.model_copy(update=own)
     part = part.model_copy(update={"name": args.environment, "settings": part.settings | settings})
     return config.model_copy(update={"environment": part}), weights
+
+
+def _of_program(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
+    """A program against a model, or against a run's student; `--set tasks=FILE` names its tasks."""
+    import shlex
+
+    from divopd.config import Config
+    from divopd.pipeline.named_models import check_model, find_weights, is_run, load_config_of_run, split_version
+
+    told = read_settings(args.set)
+    file = told.pop("tasks", None)
+    if not isinstance(file, str):
+        raise InputError("--set tasks=FILE.jsonl is missing; expected a file with one task a line, each with an id")
+    environment = {"command": shlex.split(args.environment.removeprefix(COMMAND)), "tasks": {"test": file}, **told}
+    try:
+        if not is_run(args.policy):
+            check_model(args.policy)
+            student = {"model": args.policy}
+            return Config.model_validate({"environment": {"tools": "plain", **environment}, "student": student}), None
+        run, version = split_version(args.policy)
+        trained, weights = load_config_of_run(run), find_weights(run, version)
+        changed = Config.model_validate({"environment": environment, "student": {"model": trained.student.model}})
+        return trained.model_copy(update={"environment": changed.environment}), weights
+    except ValueError as error:  # pydantic's, of many lines
+        raise InputError(f"{args.environment!r}: {str(error).splitlines()[-2].strip()}") from None
 
 
 def _end(name: str) -> str:

@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. learner.lr=1e-5"
     )
+    parser.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="plan for and run on this machine, over what CONFIG says and below --set: "
+        "laptop, 8xh100, 2x8xh100, 4x8xh100, or a FILE.yaml of your own",
+    )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was stopped or killed")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, and stop")
     parser.add_argument(
@@ -57,14 +63,15 @@ def run(args: argparse.Namespace) -> int:
     from divopd.run.stored_config import load_run_config
 
     if args.resume:
-        if args.set:
-            raise InputError("--set cannot change a run that has begun; start a new one with --out")
+        if args.set or args.machine:
+            option = "--set" if args.set else "--machine"
+            raise InputError(f"{option} cannot change a run that has begun; start a new one with --out")
         folder = args.resume
         file = RunFolder(folder).config
         config = load_run_config(RunFolder(folder))
     else:
         file = args.config  # as it was given: evaluate knows the same names
-        config = load_config(file, args.set)
+        config = load_config(file, args.set, machine=args.machine)
         place = find_config(file).resolve()
         setting = place.parent.name or place.stem
         folder = args.out or Path("runs") / f"{setting}-{config.method}-seed{config.seed}"
@@ -72,14 +79,17 @@ def run(args: argparse.Namespace) -> int:
     from divopd.plan.dry_run import check_disk, check_start, local_models, make_plan
 
     told = [one for one in args.set if one.startswith(PLAYED)]
-    how = shlex.join(["--config", str(file), *(part for one in told for part in ("--set", one))])
+    machine = ["--machine", args.machine] if args.machine else []
+    how = shlex.join(["--config", str(file), *machine, *(part for one in told for part in ("--set", one))])
     if args.dry_run:
         plan = make_plan(config, out=folder, how=how)
         print(printable("\n".join(plan.lines)))
         plan.refuse_problems()
         return 0
     if fetch_models(local_models(config).values()):
-        config = load_config(file, args.set)  # a student that has come may say the form of its answers
+        config = load_config(
+            file, args.set, machine=args.machine
+        )  # a student that has come may say the form of its answers
     notes = check_start(config, how=None if args.resume else how)  # a run that goes on was told when it began
     from divopd.pipeline.begin import begin_run
     from divopd.pipeline.wishes import TERMINATED, Stopped, wishes_by_signal

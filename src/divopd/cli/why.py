@@ -32,4 +32,6 @@ def run(args: argparse.Namespace) -> int:
     print(printable(heading))
     for turn in sorted([*told["turns"], *told["teacher_turns"]], key=lambda turn: turn["turn"]):
         print(printable(f"  {turn['sentence']}"))
+    for call in told.get("calls", ()):
+        print(printable(f"  {call['sentence']}"))
     return 0

@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from divopd.environments import find_entry, make_environment
 from divopd.environments.environment import Call, Environment, Method, Observation, answer
@@ -22,6 +22,9 @@ from divopd.environments.wire import WireError, observation_from_json
 from divopd.environments.worker_process import ENDING_S, Request, Told, WorkerProcess
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
 from divopd.printable import one_line
+
+if TYPE_CHECKING:
+    from divopd.environments.programs.pool import ProgramPool
 
 Workers = int | Literal["auto"]
 TIMEOUT_S = 120.0  # of a call, unless a config says otherwise
@@ -66,8 +69,17 @@ def open_pool(
     size: int,
     workers: Workers = "auto",
     timeout_s: float = TIMEOUT_S,
-) -> "InlinePool | WorkerPool":
-    """A pool of `size` environments. `workers`: how many processes hold them, 0: this one, auto: as the kind needs."""
+) -> "InlinePool | WorkerPool | ProgramPool":
+    """A pool of `size` environments. `workers`: how many processes hold them, 0: this one, auto: as the kind needs.
+
+    A program has a process of its own in any case; `timeout_s` is then for all of its rollout.
+    """
+    if find_entry(name).program:
+        from divopd.environments.programs.pool import ProgramPool
+        from divopd.environments.programs.source import Program
+
+        program = Program(**settings)
+        return ProgramPool(program.argv(), program.records(), size=size, timeout_s=timeout_s)
     if workers == "auto":
         workers = MOST_WORKERS if find_entry(name).in_workers else 0
     if workers == 0:

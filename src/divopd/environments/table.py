@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from divopd.environments.environment import Environment
 from divopd.environments.expert import Expert
+from divopd.environments.programs.source import Program
 from divopd.environments.sources import (
     Alfworld,
     Gym,
@@ -49,6 +50,7 @@ class EnvironmentEntry:
     checks: dict[str, Callable[[], bool]] = field(default_factory=dict)  # what else must be there, and who looks
     install: str = "nothing to install"
     in_workers: bool = False  # foreign code: it runs in processes of its own unless a config says otherwise
+    program: bool = False  # it is started for each rollout, and asks the student itself
     self_contained: bool = False  # the same wherever the same packages are: it reads no data from elsewhere
 
 
@@ -156,5 +158,16 @@ ENVIRONMENTS = {
         modules=("openenv",),
         install=how_to_install("openenv"),
         in_workers=True,
+    ),
+    "program": EnvironmentEntry(
+        "any agent program that talks to an OpenAI-compatible endpoint (environment.command)",
+        source=Program,
+        splits=("train", "test"),
+        evaluation_split="test",
+        horizon=30,
+        evaluation_tasks=128,
+        side_by_side=16,
+        in_workers=True,
+        program=True,
     ),
 }

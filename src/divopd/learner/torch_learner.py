@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from divopd.errors import DivopdError, InputError
 from divopd.learner import Weights
+from divopd.models.logprobs import Scorer
 from divopd.models.objective import opd_loss, token_weights
 from divopd.models.optimization import Optimization
 from divopd.models.packing import Row, make_row, merge_rows, micro_batches
@@ -45,7 +46,7 @@ class TorchLearner:
         if settings.activations == "recompute":
             policy.checkpoint_activations()
         if self.ranks > 1:
-            shard(policy)
+            shard(policy.scorer, compute=settings.compute)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         for parameter in self.parameters:
             if parameter.dtype not in (torch.float32, torch.float64):
@@ -54,7 +55,11 @@ class TorchLearner:
                     "so that small steps are not rounded away"
                 )
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+            self.parameters,
+            lr=settings.lr,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True if policy.device.type == "cuda" else None,  # or it holds another copy of what it steps
         )
         self.updates = 0  # made so far, those before a resume included: the learning rate may depend on it
 
@@ -183,7 +188,8 @@ class TorchLearner:
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.optimization.compute == "float32":
+        """The type of the products on one rank; several have it from FSDP2 (`shard`)."""
+        if self.optimization.compute == "float32" or self.ranks > 1:
             return nullcontext()
         return torch.autocast(self.policy.device.type, torch.bfloat16)
 
@@ -206,11 +212,17 @@ def _target(turn: Turn) -> Target:
     return Target(row, turn.version, *both[:, row.scored - len(turn.prompt_ids)])
 
 
-def shard(policy: TransformersPolicy) -> None:
-    """Split the weights over the ranks with FSDP2: one group per layer, one for the rest."""
-    for layer in policy.model.get_decoder().layers:
-        fully_shard(layer)
-    fully_shard(policy.scorer)
+def shard(scorer: Scorer, *, compute: str, mesh: Any = None) -> None:
+    """Split the weights over the ranks with FSDP2: one group per layer, one for the rest.
+
+    bfloat16 products: layers are gathered in bfloat16 and gradients are summed in float32. Autocast would keep a
+    bfloat16 copy of every gathered layer alive until the end of the forward pass.
+    """
+    rounded = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    settings: dict[str, Any] = {"mesh": mesh} | ({} if compute == "float32" else {"mp_policy": rounded})
+    for layer in scorer.model.get_decoder().layers:
+        fully_shard(layer, **settings)
+    fully_shard(scorer, **settings)
 
 
 def most_memory(device: torch.device) -> int:

@@ -17,6 +17,9 @@ NAME = "divopd"
 ROOM = 128  # tokens: rows get room in steps of this
 
 
+Masks = dict[tuple[int, int, int | None], Tensor]  # by new tokens, all tokens and window
+
+
 class Layout(Protocol):
     """Says which tokens of the input see which. Tensors are (heads, tokens, width)."""
 
@@ -38,16 +41,19 @@ class KeyValues:
     """The keys and values of rows that grow while they are read and generated; they stay there between turns.
 
     `lengths` says how many tokens of each row are there. `expect` announces the rows of the next forward pass and how
-    many tokens it brings of each; `grow` counts them in afterwards.
+    many tokens it brings of each, first those that bring one token and are attended together; `grow` counts them in
+    afterwards.
     """
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
         self.rows: list[int] = []
         self.new: list[int] = []
+        self.together = 0
         self._room = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._one_each: dict[int | None, _OneEach] = {}  # of this forward pass, by window
+        self._masks: Masks = {}  # of this forward pass: all layers need the same
 
     def make_room(self, rows: int, room: int) -> None:
         """Let there be so many rows at least, with room for so many tokens in each."""
@@ -67,8 +73,9 @@ class KeyValues:
         """For rows × heads × tokens × width; zeros, because 0 · NaN, a masked position of empty memory, is NaN."""
         return like.new_zeros(len(self.lengths), like.shape[-3], self._room, like.shape[-1])
 
-    def expect(self, rows: Sequence[int], new: Sequence[int]) -> None:
-        self.rows, self.new, self._one_each = list(rows), list(new), {}
+    def expect(self, rows: Sequence[int], new: Sequence[int], *, together: int) -> None:
+        self.rows, self.new, self.together = list(rows), list(new), together
+        self._one_each, self._masks = {}, {}
 
     def grow(self) -> None:
         for row, new in zip(self.rows, self.new, strict=True):
@@ -78,26 +85,27 @@ class KeyValues:
         query, key, value = qkv
         if layer not in self._layers:
             self._layers[layer] = (self._zeros(key), self._zeros(value))
-        buffers = self._layers[layer]
-        if all(new == 1 for new in self.new):
-            return self._attend_one_each(buffers, qkv, scale=scale, window=window)
-        outputs, at = [], 0
-        for row, new in zip(self.rows, self.new, strict=True):
+        buffers, outputs, at = self._layers[layer], list[Tensor](), self.together
+        if at:
+            ones = (query[:, :at], key[:, :at], value[:, :at])
+            outputs.append(self._attend_one_each(buffers, ones, scale=scale, window=window))
+        for row, new in zip(self.rows[at:], self.new[at:], strict=True):
             if not new:
                 continue
             here, start, end = slice(at, at + new), self.lengths[row], self.lengths[row] + new
             for buffer, fresh in zip(buffers, (key, value), strict=True):
                 buffer[row, :, start:end] = fresh[:, here]
             keys, values = (buffer[row, :, :end] for buffer in buffers)
-            outputs.append(_causal(query[:, here], keys, values, scale=scale, window=window))
+            outputs.append(_causal(query[:, here], keys, values, scale=scale, window=window, masks=self._masks))
             at += new
-        return torch.cat(outputs, dim=1)
+        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
     def _attend_one_each(
         self, buffers: tuple[Tensor, Tensor], qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None
     ) -> Tensor:
-        """One new token in every row that is expected: one product for all of them, over the longest."""
+        """One new token in each of the first rows that are expected: one product for all of them, over the longest."""
         query, key, value = qkv
+        rows = self.together
         if window not in self._one_each:
             self._one_each[window] = _OneEach.of(self, query.device, window)
         at = self._one_each[window]
@@ -105,14 +113,14 @@ class KeyValues:
             buffer[at.rows, :, at.last] = fresh.transpose(0, 1)
         keys, values = (buffer[:, :, : at.seen.shape[-1]] for buffer in buffers)
         # the query heads that share a key head stand where a prompt's tokens would: nothing is repeated
-        grouped = query.transpose(0, 1).reshape(len(self.rows), key.shape[0], -1, query.shape[2])
+        grouped = query.transpose(0, 1).reshape(rows, key.shape[0], -1, query.shape[2])
         if at.in_place:
             grouped = grouped.new_zeros(len(self.lengths), *grouped.shape[1:]).index_copy_(0, at.rows, grouped)
         else:
             keys, values = keys[at.rows], values[at.rows]
         output = scaled_dot_product_attention(grouped, keys, values, attn_mask=at.seen, scale=scale)
         output = output[at.rows] if at.in_place else output
-        return output.reshape(len(self.rows), query.shape[0], -1).transpose(0, 1)
+        return output.reshape(rows, query.shape[0], -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -129,28 +137,33 @@ class _OneEach:
 
     @classmethod
     def of(cls, batch: KeyValues, device: torch.device, window: int | None) -> "_OneEach":
-        in_place = 2 * len(batch.rows) > len(batch.lengths)
-        last = [batch.lengths[row] for row in batch.rows]
+        together = batch.rows[: batch.together]
+        in_place = 2 * len(together) > len(batch.lengths)
+        last = [batch.lengths[row] for row in together]
         ends = torch.zeros(len(batch.lengths), dtype=torch.long)
-        ends[batch.rows] = torch.tensor(last)
+        ends[together] = torch.tensor(last)
         ends = (ends if in_place else torch.tensor(last)).to(device)[:, None]
         positions = torch.arange(max(last) + 1, device=device)
         seen = positions <= ends
         if window is not None:
             seen &= positions > ends - window
-        rows = torch.tensor(batch.rows, device=device)
+        rows = torch.tensor(together, device=device)
         return cls(rows, torch.tensor(last, device=device), seen[:, None, None], in_place)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None) -> Tensor:
-    """Attention of the last tokens of one row, the queries, over the whole row."""
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, masks: Masks | None = None
+) -> Tensor:
+    """Attention of the last tokens of one row, the queries, over the whole row; masks are taken from `masks`."""
     new, end = query.shape[1], key.shape[1]
     qkv = (query[None], key[None], value[None])
     if new == end and (window is None or end <= window):
         return scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True)[0]
-    seen = torch.ones(new, end, dtype=torch.bool, device=query.device).tril(end - new)
-    if window is not None:
-        seen = seen.triu(end - new - window + 1)
+    masks = {} if masks is None else masks
+    if (new, end, window) not in masks:
+        seen = torch.ones(new, end, dtype=torch.bool, device=query.device).tril(end - new)
+        masks[new, end, window] = seen if window is None else seen.triu(end - new - window + 1)
+    seen = masks[new, end, window]
     return scaled_dot_product_attention(*qkv, attn_mask=seen, scale=scale, enable_gqa=True)[0]
 
 

@@ -53,6 +53,13 @@ class EngineWish:
     lora: Lora | None = None
     forbidden: Sequence[int] = ()  # ids that are never sampled
     seed: int = 0  # of the random start of adapters
+    tensor_parallel: int = 1  # GPUs over which it spreads
+    memory_share: float = 0.9  # of each of them that it may ask for
+
+
+def cache_tokens(context: int, sequences: int) -> int:
+    """The tokens whose keys and values an engine of its own keeps: one sequence more, of one token more, than asked."""
+    return (sequences + 1) * (context + 1)
 
 
 def _transformers(wish: EngineWish) -> StudentEngine:
@@ -72,7 +79,13 @@ def _vllm(wish: EngineWish) -> StudentEngine:
     from divopd.models.vllm_policy import VllmPolicy
 
     return VllmPolicy(
-        wish.folder, dtype=wish.dtype, context=wish.context, sequences=wish.sequences, forbidden=wish.forbidden
+        wish.folder,
+        dtype=wish.dtype,
+        context=wish.context,
+        sequences=wish.sequences,
+        forbidden=wish.forbidden,
+        tensor_parallel=wish.tensor_parallel,
+        memory_share=wish.memory_share,
     )
 
 

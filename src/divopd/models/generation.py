@@ -14,8 +14,6 @@ from divopd.models.attention import KeyValues
 from divopd.models.logprobs import at_least_float32, hidden_states, log_softmax
 from divopd.models.policy import Response
 
-PATIENCE = 8  # tokens of the others that a new prompt waits for company at most
-
 
 @dataclass(eq=False)
 class _UnderWay:
@@ -46,9 +44,8 @@ class Generator:
         self._known: list[np.ndarray] = []  # the tokens that each row of the memory has read
         self._owners: list[Hashable] = []  # of those rows
         self._weights: list[tuple[int, int]] = []
-        self._fresh: list[_UnderWay] = []  # whose prompts are not read yet
+        self._fresh: list[_UnderWay] = []  # whose prompts are not read, or not to their ends
         self._going: list[_UnderWay] = []
-        self._waited = 0  # tokens that were written since the oldest of the fresh came
 
     def respond(
         self, prompts: Items[Items[int]], *, temperature: float, max_tokens: int, seeds: Items[int]
@@ -80,21 +77,18 @@ class Generator:
     def step(self) -> list[tuple[Hashable, Response]]:
         """Write one token of every response under way; those that ended with it, by their keys.
 
-        New prompts are read in company, because a pass for one of them costs about as much as a pass for many: when no
-        response is under way, or the first of them has waited for PATIENCE tokens of the others.
+        New prompts are read in the same pass, `read_at_once` tokens of them: nobody waits for another's prompt.
         """
         if not self.pending:
             return []
-        writing, logits = self._going, list[Tensor]()
-        if writing:
-            last = [np.asarray(one.ids[-1:]) for one in writing]
-            logits.append(self._logits(self._forward([one.row for one in writing], last)))
-        if self._fresh and (not writing or self._waited >= PATIENCE):
-            logits.append(self._begin(self._fresh))
-            writing = [*writing, *self._fresh]
-            self._fresh, self._waited = [], 0
-        self._waited += bool(self._fresh)
-        self._write(writing, torch.cat(logits) if len(logits) > 1 else logits[0])
+        if new := [one for one in self._fresh if one.row < 0]:
+            self._place(new)
+        if self._going:
+            writing, logits = self._read_beside_writing()
+        else:
+            writing, self._fresh = self._fresh, []
+            logits = self._read([one.row for one in writing], [one.context for one in writing])
+        self._write(writing, logits)
         stops = self.stop_ids()
         over = [one for one in writing if one.ids[-1] in stops or len(one.ids) == len(one.draws)]
         ended = set(map(id, over))
@@ -103,15 +97,38 @@ class Generator:
             self._known[one.row] = np.append(one.context, one.ids[:-1])
         return [(one.key, Response(one.ids, np.asarray(one.logprobs))) for one in over]
 
-    def _begin(self, fresh: list[_UnderWay]) -> Tensor:
-        """Read new prompts; the logits after each."""
-        self._forget_after_weight_change()
-        contexts, owners = [one.context for one in fresh], [one.owner for one in fresh]
-        rows = self._places_for(contexts, owners)
-        for one, row in zip(fresh, rows, strict=True):
+    def _place(self, new: list[_UnderWay]) -> None:
+        """Give new prompts their rows of the memory: their owners', or those that have read most of them."""
+        if not self._going:  # under a response no weight may change
+            self._forget_after_weight_change()
+        own = {owner: row for row, owner in enumerate(self._owners) if owner is not None}
+        for one in new:
+            if (row := own.get(one.owner)) is not None:
+                one.row = row
+                self._keep(row, shared_prefix(self._known[row], one.context[:-1]))
+        others = [one for one in new if one.row < 0]
+        rows = self._places_for([one.context for one in others], [one.owner for one in others]) if others else []
+        for one, row in zip(others, rows, strict=True):
             one.row = row
-        self._memory.make_room(len(self._known), max(len(one.context) + len(one.draws) for one in fresh))
-        return self._read(rows, contexts)
+        self._memory.make_room(len(self._known), max(len(one.context) + len(one.draws) for one in new))
+
+    def _read_beside_writing(self) -> tuple[list[_UnderWay], Tensor]:
+        """One pass over the last token of what is being written and the next tokens of new prompts.
+
+        The answer: all that can be written at now, which are those prompts, too, that are read to their ends.
+        """
+        pieces, lengths, room = list[np.ndarray](), self._memory.lengths, self.read_at_once
+        for one in self._fresh:
+            pieces.append(one.context[lengths[one.row] : lengths[one.row] + room])
+            room -= len(pieces[-1])
+        last = [np.asarray(one.ids[-1:]) for one in self._going]
+        hidden = self._forward([one.row for one in self._going + self._fresh], last + pieces, together=len(last))
+        ends = len(last) - 1 + np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        read = [len(one.context) == lengths[one.row] for one in self._fresh]
+        begun = [one for one, whole in zip(self._fresh, read, strict=True) if whole]
+        self._fresh = [one for one, whole in zip(self._fresh, read, strict=True) if not whole]
+        at = torch.from_numpy(np.append(np.arange(len(last)), ends[read])).to(hidden.device)
+        return self._going + begun, self._logits(hidden[at] if pieces else hidden)
 
     def _read(self, rows: list[int], contexts: list[np.ndarray]) -> Tensor:
         """Read what is not known yet of the prompts; the logits after each."""
@@ -124,7 +141,7 @@ class Generator:
                 new.append(min(left, room))
                 room -= new[-1]
             parts = [c[lengths[row] : lengths[row] + n] for row, c, n in zip(rows, contexts, new, strict=True)]
-            hidden = self._forward(rows, parts)
+            hidden = self._forward(rows, parts, together=len(rows) if all(n == 1 for n in new) else 0)
             ends = np.cumsum(new) - 1
             finished = [place for place, (left, n) in enumerate(zip(todo, new, strict=True)) if 0 < left == n]
             for place, place_logits in zip(finished, self._logits(hidden[ends[finished]]), strict=True):
@@ -140,11 +157,11 @@ class Generator:
             one.ids.append(token)
             one.logprobs.append(logprob)
 
-    def _forward(self, rows: list[int], parts: Items[np.ndarray]) -> Tensor:
-        """Read one part of every row (it may be empty) and count it in."""
+    def _forward(self, rows: list[int], parts: Items[np.ndarray], *, together: int) -> Tensor:
+        """Read one part of every row (it may be empty) and count it in; the first, `together`, are of one token."""
         device = next(self.model.parameters()).device
         positions = [np.arange(len(part)) + self._memory.lengths[row] for row, part in zip(rows, parts, strict=True)]
-        self._memory.expect(rows, [len(part) for part in parts])
+        self._memory.expect(rows, [len(part) for part in parts], together=together)
         ids, at = (torch.from_numpy(np.concatenate(list(values))).to(device) for values in (parts, positions))
         hidden = hidden_states(self.model, ids, at, self._memory)
         self._memory.grow()
@@ -182,15 +199,14 @@ class Generator:
         """
         shared = shared_prefixes(self._known, [context[:-1] for context in contexts])
         rows: dict[int, int] = {}
-        taken = {one.row for one in self._going}
+        taken = {one.row for one in self._going + self._fresh}
         for pair in np.argsort(-shared, axis=None, kind="stable").tolist():
             place, row = divmod(pair, len(self._known))
             ours = owners[place] is None or self._owners[row] in (None, owners[place])
             if place not in rows and row not in taken and ours:
                 rows[place] = row
                 taken.add(row)
-                self._memory.lengths[row] = int(shared[place, row])
-                self._known[row] = self._known[row][: shared[place, row]]
+                self._keep(row, int(shared[place, row]))
             if len(rows) == len(contexts):
                 break
         for place in range(len(contexts)):
@@ -201,6 +217,10 @@ class Generator:
             self._owners[rows[place]] = owners[place]
         return [rows[place] for place in range(len(contexts))]
 
+    def _keep(self, row: int, tokens: int) -> None:
+        """Forget what a row has read behind its first so many tokens."""
+        self._memory.lengths[row], self._known[row] = tokens, self._known[row][:tokens]
+
 
 def _new(
     key: Hashable, prompt: Items[int], temperature: float, max_tokens: int, seed: int, *, owner: Hashable
@@ -209,6 +229,13 @@ def _new(
     if not len(context):
         raise InputError("a prompt has no token; a response needs at least one token before it")
     return _UnderWay(key, context, temperature, np.random.Generator(np.random.Philox(seed)).random(max_tokens), owner)
+
+
+def shared_prefix(known: np.ndarray, context: np.ndarray) -> int:
+    """How many tokens two rows have in common from their start on."""
+    size = min(len(known), len(context))
+    differ = known[:size] != context[:size]
+    return int(differ.argmax()) if differ.any() else size
 
 
 def shared_prefixes(known: Items[np.ndarray], contexts: Items[np.ndarray]) -> np.ndarray:

@@ -36,27 +36,20 @@ class ModelFacts:
     context_length: int | None
     vocabulary: int
     adapter_rows: int
+    query_width: int  # queries of one token in one layer
+    embeddings: int  # numbers in the embedding and in a head of its own
+    normed_queries: bool  # queries and keys have norms, as in Qwen3
 
     def cache_bytes(self, tokens: int, *, width_bytes: int) -> int:
         """Keys and values of so many tokens."""
         return tokens * self.layers * self.cache_width * width_bytes
 
-    def activation_bytes(self, tokens: int) -> int:
-        """About what a backward pass keeps of so many tokens: the inputs of each layer's norms and products."""
-        return self.layers * self._layer_bytes(tokens)
-
-    def recomputed_bytes(self, tokens: int) -> int:
-        """The same if a layer's activations are computed again when they are needed: its input is kept."""
-        return self._layer_bytes(tokens) + tokens * self.layers * self.hidden * 4
-
-    def _layer_bytes(self, tokens: int) -> int:
-        return tokens * (6 * self.hidden + 4 * self.feed_forward) * 4
-
 
 def read_model_facts(folder: Path) -> ModelFacts:
     """Facts from config.json and the headers of the safetensors files; InputError if the folder holds no model."""
     require_model(folder)
-    shapes = list(tensor_shapes(folder).values())
+    tensors = tensor_shapes(folder)
+    shapes = list(tensors.values())
     config = _read_config(folder)
     try:
         heads = config["num_attention_heads"]
@@ -70,6 +63,9 @@ def read_model_facts(folder: Path) -> ModelFacts:
             context_length=config.get("max_position_embeddings"),
             vocabulary=config["vocab_size"],
             adapter_rows=sum(sum(shape) for shape in shapes if len(shape) == 2 and config["vocab_size"] not in shape),
+            query_width=width * heads,
+            embeddings=sum(prod(shape) for shape in shapes if config["vocab_size"] in shape),
+            normed_queries=any(".q_norm." in name for name in tensors),
         )
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{folder / 'config.json'}: not the configuration of a decoder ({error!r})") from None

@@ -13,6 +13,7 @@ import numpy as np
 
 from divopd.errors import InputError, WrongAnswerError
 from divopd.models.asking import address_of, ask
+from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.policy import Response, score_merged
 from divopd.printable import one_line
 from divopd.validity import MAX_LOGPROB
@@ -72,7 +73,7 @@ class OpenAIPolicy:
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[np.ndarray]]:
         """Log probabilities of the tokens start … end - 1 of each span; sequences that continue one another go once."""
-        return score_merged(sequences, spans, lambda merged: self._each(self._prompt_logprobs, merged))
+        return score_merged(sequences, spans, lambda merged: self._each(self._read, merged))
 
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
@@ -93,8 +94,9 @@ class OpenAIPolicy:
 
         return self._each(one, zip(prompts, seeds, strict=True))
 
-    def _prompt_logprobs(self, ids: np.ndarray) -> np.ndarray:
+    def _read(self, sequence: TokenSequence) -> np.ndarray:
         """The log probability of every token but the first, which has none."""
+        ids = sequence.ids
         choice = self._complete(ids, {"max_tokens": 1, "prompt_logprobs": 0})  # vLLM always generates a token
         answer = _list(choice, "prompt_logprobs")
         if not answer:

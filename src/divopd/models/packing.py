@@ -41,6 +41,11 @@ class Sequence:
         """Tokens that the model computes."""
         return len(self.ids) - 1
 
+    @property
+    def first(self) -> int:
+        """The first position, 1 or more, whose log probability a row wants."""
+        return int(min(span.scored[0] for span in self.spans))
+
 
 def make_row(prompt_ids: Items[int], response_ids: Items[int], mask: Items[int] | None = None) -> Row:
     """The row that scores the response tokens with a 1 in the mask, or all of them."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from divopd.errors import AlignmentError
+from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.packing import make_row, merge_rows
 
 Weights = Mapping[str, Any]  # tensors by name; who gives and who takes them know what they are
@@ -65,13 +66,16 @@ class Batching(Protocol):
 def score_merged(
     sequences: Sequence[Sequence[int]],
     spans: Sequence[Sequence[tuple[int, int]]],
-    read: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
+    read: Callable[[list[TokenSequence]], Iterable[np.ndarray]],
 ) -> list[list[np.ndarray]]:
-    """`Policy.score` by a way to read whole sequences; those that continue one another are read once."""
+    """`Policy.score` by a way to read whole sequences; those that continue one another are read once.
+
+    `read` returns a value a token of each sequence; before its first wanted position they are not looked at.
+    """
     wanted = [(ids, span) for ids, each in zip(sequences, spans, strict=True) for span in each]
     merged = merge_rows([make_row(ids[:start], ids[start:end]) for ids, (start, end) in wanted])
     scores = [np.empty(0)] * len(wanted)
-    for sequence, values in zip(merged, read([sequence.ids for sequence in merged]), strict=True):
+    for sequence, values in zip(merged, read(merged), strict=True):
         for span in sequence.spans:
             scores[span.row] = values[span.scored]
     left = iter(scores)

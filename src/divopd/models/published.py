@@ -1,8 +1,11 @@
 """The shapes of the models that the paper's settings name, as published: a dry run can do without their weights."""
 
+from typing import Any
+
 from divopd.models.model_files import ModelFacts
 
 HEAD = 128  # the width of a head, in all of them
+UNTIED = 3000  # models wider than this have a head of their own
 
 
 def _qwen(
@@ -21,7 +24,7 @@ def _qwen(
     linear += [(hidden, wide), (hidden, wide), (wide, hidden)]
     small = {2: queries + 2 * keys, 3: 2 * HEAD}[generation] + 2 * hidden  # biases or norms of queries and keys; norms
     layer = sum(inputs * outputs for inputs, outputs in linear) + small
-    embeddings = vocabulary * hidden * (2 if hidden > 3000 else 1)
+    embeddings = vocabulary * hidden * (2 if hidden > UNTIED else 1)
     return ModelFacts(
         parameters=layers * layer + embeddings + hidden,
         layers=layers,
@@ -31,6 +34,9 @@ def _qwen(
         context_length={2: 32768, 3: 40960}[generation],
         vocabulary=vocabulary,
         adapter_rows=layers * sum(inputs + outputs for inputs, outputs in linear),
+        query_width=queries,
+        embeddings=embeddings,
+        normed_queries=generation == 3,
     )
 
 
@@ -45,3 +51,22 @@ PUBLISHED = {
     "GiGPO-Qwen2.5-7B-Instruct-WebShop": _SEVEN,
     "Embodied-Planner-R1-ScienceWorld": _SEVEN,
 }
+
+
+def qwen_config(name: str, *, layers: int) -> Any:
+    """transformers' configuration of one of them, with so many layers."""
+    from transformers import Qwen2Config, Qwen3Config
+
+    facts = PUBLISHED[name]
+    kind = Qwen3Config if facts.normed_queries else Qwen2Config
+    return kind(
+        num_hidden_layers=layers,
+        hidden_size=facts.hidden,
+        intermediate_size=facts.feed_forward,
+        num_attention_heads=facts.query_width // HEAD,
+        num_key_value_heads=facts.cache_width // (2 * HEAD),
+        head_dim=HEAD,
+        vocab_size=facts.vocabulary,
+        max_position_embeddings=facts.context_length,
+        tie_word_embeddings=facts.hidden <= UNTIED,
+    )

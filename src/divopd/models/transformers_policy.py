@@ -142,11 +142,7 @@ class TransformersPolicy:
 
     def checkpoint_activations(self) -> None:
         """Trade time for memory: layers compute their activations again in the backward pass."""
-        again = {"use_reentrant": False}
-        if hasattr(self.model, "activation_checkpointing_enable"):  # its name since transformers 5.23
-            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=again)
-        else:
-            self.model.gradient_checkpointing_enable(again)
+        checkpoint_activations(self.model)
 
     def logprobs(self, sequences: Items[Sequence]) -> Tensor:
         """Differentiable log probabilities of one micro-batch: by sequence, by span, in position order."""
@@ -210,6 +206,15 @@ class TransformersPolicy:
     def refuse_foreign_ids(self, ids: np.ndarray) -> None:
         """Raise an AlignmentError at the first id that the tokenizer does not have."""
         self._vocabulary.refuse_foreign(ids)
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Let a transformers model compute its layers' activations again in the backward pass."""
+    again = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=again)
+    else:
+        model.gradient_checkpointing_enable(again)
 
 
 def _row(ids: Items[int], span: tuple[int, int]) -> Row:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from divopd.errors import InputError, MissingExtraError
+from divopd.models.engine import cache_tokens
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
+from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.policy import Response, Vocabulary, score_merged
 from divopd.models.weights import check_alike
 
@@ -42,10 +44,20 @@ class VllmPolicy:
     exact = False  # other kernels score than generate
 
     def __init__(
-        self, folder: Path, *, dtype: str, context: int, sequences: int, forbidden: Sequence[int] = ()
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        context: int,
+        sequences: int,
+        forbidden: Sequence[int] = (),
+        tensor_parallel: int = 1,
+        memory_share: float = 0.9,
     ) -> None:
         """Memory for keys and values is that of `sequences` sequences of `context` tokens.
 
+        It spreads over `tensor_parallel` GPUs and asks for `memory_share` of each, though it never takes more than it
+        needs: vLLM does not start where so much is not free.
         `forbidden` ids are never sampled, nor are those that the tokenizer does not have: the first 1,024 of them.
         """
         if find_spec("vllm") is None:
@@ -58,9 +70,14 @@ class VllmPolicy:
         self.context_length = longest - 1  # scoring always generates one token more
         self._engine = _start(
             folder,
-            dtype=dtype,
-            max_model_len=min(context + 1, longest),
-            kv_cache_memory_bytes=facts.cache_bytes((sequences + 1) * (context + 1), width_bytes=WIDTH_BYTES[dtype]),
+            engine_settings(
+                dtype=dtype,
+                max_model_len=min(context + 1, longest),
+                cache_bytes=facts.cache_bytes(cache_tokens(context, sequences), width_bytes=WIDTH_BYTES[dtype]),
+                tensor_parallel=tensor_parallel,
+                memory_share=memory_share,
+                gpu=_has_gpu(),
+            ),
         )
         self._keys: dict[str, Hashable] = {}  # of the responses that `add` has asked for, by vLLM's name of the request
         self._numbers = count()
@@ -105,7 +122,7 @@ class VllmPolicy:
         self, sequences: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> list[list[np.ndarray]]:
         """Log probabilities of the tokens start … end - 1 of each span; sequences that continue one another go once."""
-        return score_merged(sequences, spans, self._prompt_logprobs)
+        return score_merged(sequences, spans, self._read)
 
     def fill_weights(self, weights: "Mapping[str, Tensor]", *, source: str) -> None:
         """Take the weights of a published version, and forget all that was read with others.
@@ -114,33 +131,24 @@ class VllmPolicy:
         """
         got, expected = {n: list(t.shape) for n, t in weights.items()}, self._shapes
         check_alike(*({n: str(shape) for n, shape in each.items()} for each in (got, expected)), source=source)
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
+        # a list: a worker of another process takes it, too
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
         if self._tied:
             self._engine.apply_model(_process_head)
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM keeps what it read with older weights; expected no request under way")
 
-    def _prompt_logprobs(self, prompts: list[np.ndarray]) -> list[np.ndarray]:
-        """The log probability of every token but the first, which has none."""
-        from vllm import SamplingParams
-
-        wish = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._generate(prompts, [wish] * len(prompts))
-        return [
-            np.concatenate([[np.nan], _values(ids[1:], output.prompt_logprobs[1:])])
-            for ids, output in zip(prompts, outputs, strict=True)
-        ]
+    def _read(self, merged: list[TokenSequence]) -> list[np.ndarray]:
+        """The log probabilities of each sequence's tokens; NaN where nobody wants them."""
+        prompts = [sequence.ids for sequence in merged]
+        chooses = bool(self._engine.llm_engine.vllm_config.use_v2_model_runner)
+        wishes = [scoring_wish(sequence, chooses=chooses) for sequence in merged]
+        outputs = self._generate(prompts, [_sampling_params(**wish) for wish in wishes])
+        return [_scores(sequence, output) for sequence, output in zip(merged, outputs, strict=True)]
 
     def _sampling(self, *, temperature: float, max_tokens: int, seed: int) -> Any:
-        from vllm import SamplingParams
-
-        return SamplingParams(
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=int(seed),
-            logprobs=0,
-            logit_bias=self._bias,
-            detokenize=False,
+        return _sampling_params(
+            temperature=temperature, max_tokens=max_tokens, seed=int(seed), logprobs=0, logit_bias=self._bias
         )
 
     def _generate(self, prompts: Sequence[Sequence[int] | np.ndarray], wishes: Sequence[Any]) -> list[Any]:
@@ -155,28 +163,71 @@ class VllmPolicy:
         )
 
 
-def _start(folder: Path, *, max_model_len: int, **settings: Any) -> Any:
+def scoring_wish(sequence: TokenSequence, *, chooses: bool) -> dict[str, Any]:
+    """How vLLM is asked for a sequence's scores: of its own tokens, from the first one that is wanted on.
+
+    Only its newer model runner can choose; the other one tells of every token.
+    """
+    wish: dict[str, Any] = {"temperature": 1.0, "max_tokens": 1}  # it always generates a token
+    if not chooses:
+        return wish | {"prompt_logprobs": 0}
+    first = sequence.first
+    wanted = sequence.ids[first:].astype(np.int32)[:, None]  # row i is about token prompt_logprob_start + i + 1
+    return wish | {"prompt_logprob_token_ids": wanted, "prompt_logprob_start": first - 1}
+
+
+def _scores(sequence: TokenSequence, output: Any) -> np.ndarray:
+    """A log probability a token, NaN before the first that was asked for."""
+    chosen = getattr(output, "prompt_token_id_logprobs", None)
+    if chosen is not None:
+        values = np.asarray(chosen, dtype=np.float64)[:, 0]
+    else:
+        values = _values(sequence.ids[1:], output.prompt_logprobs[1:])
+    return np.concatenate([np.full(len(sequence.ids) - len(values), np.nan), values])
+
+
+def _sampling_params(**wish: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(detokenize=False, **wish)
+
+
+def engine_settings(
+    *, dtype: str, max_model_len: int, cache_bytes: int, tensor_parallel: int, memory_share: float, gpu: bool
+) -> dict[str, Any]:
+    """What vLLM is started with; `cache_bytes` is of all its GPUs together."""
+    return {
+        "dtype": dtype,
+        "load_format": "safetensors",
+        "trust_remote_code": False,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "raw_logprobs",  # before the temperature, and before ids are forbidden
+        "max_model_len": max_model_len,
+        "kv_cache_memory_bytes": -(-cache_bytes // tensor_parallel),
+        "tensor_parallel_size": tensor_parallel,
+        "gpu_memory_utilization": memory_share,  # or it wants 92 % of the GPU to be free, whatever it needs
+        # a prompt that is read in pieces draws its seed's numbers too early, which vLLM cannot take back on a CPU
+        "enable_chunked_prefill": gpu,
+        "max_num_batched_tokens": READ_AT_ONCE if gpu else max(READ_AT_ONCE, max_model_len),
+        "enforce_eager": not gpu,  # on a CPU compiling takes longer than it saves
+    }
+
+
+def _has_gpu() -> bool:
     import torch
 
-    gpu = torch.cuda.is_available()
+    return torch.cuda.is_available()
+
+
+def _start(folder: Path, settings: dict[str, Any]) -> Any:
+    import torch
+
     for name, value in {**SURROUNDINGS, "OMP_NUM_THREADS": str(torch.get_num_threads())}.items():
         os.environ.setdefault(name, value)
     from vllm import LLM
 
     try:
-        return LLM(
-            str(folder),
-            load_format="safetensors",
-            trust_remote_code=False,
-            enable_prefix_caching=True,
-            logprobs_mode="raw_logprobs",  # before the temperature, and before ids are forbidden
-            max_model_len=max_model_len,
-            # a prompt that is read in pieces draws its seed's numbers too early, which vLLM cannot take back on a CPU
-            enable_chunked_prefill=gpu,
-            max_num_batched_tokens=READ_AT_ONCE if gpu else max(READ_AT_ONCE, max_model_len),
-            enforce_eager=not gpu,  # on a CPU compiling takes longer than it saves
-            **settings,
-        )
+        return LLM(str(folder), **settings)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder}: vLLM cannot serve it ({str(error).splitlines()[0]})") from None
 

@@ -15,12 +15,12 @@ from divopd.pipeline.wishes import Stopped
 from divopd.run.checkpoints import read_weights
 from divopd.run.doing import silent
 from divopd.run.folder import RunFolder
-from divopd.store import Ledger, Questions, Queue
+from divopd.store import Calls, Ledger, Questions, Queue
 
 POLL_S = 0.05
 
 
-class RunStore(Queue, Questions, Ledger, Protocol):
+class RunStore(Queue, Questions, Calls, Ledger, Protocol):
     """A store as the roles of one run share it."""
 
 

@@ -56,6 +56,7 @@ class Explorer:
         """Go on for about the time of one token. False: there is nothing to do at the moment."""
         player, wanted = self.player, self.orders.wanted()
         if wanted == player.version:
+            player.release()  # newer weights were wanted, and are gone
             self._begin()
         elif wanted is not None and self._may_change(wanted):
             self._change(wanted)
@@ -89,7 +90,7 @@ def explore(access: Access) -> None:
     config, student = access.config, load_actor(access.config)
     vocabularies = Vocabularies(config)
     codec = vocabularies.student_codec()
-    rollouts = TrainingRollouts(config, codec, teacher_reader=vocabularies.teacher_reader())
+    rollouts = TrainingRollouts(config, codec, teacher_reader=vocabularies.teacher_reader(), calls=access.store)
     teachers = None
     if rollouts.method.recovers:
         asker = f"explorer-{access.rank}"

@@ -157,6 +157,20 @@ class RemoteStore:
     def forget_asker(self, asker: str) -> None:
         self._call("forget_asker", asker)
 
+    # ── Calls ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_attempt(self, rollout: int, begun: dict[str, Any]) -> int:
+        return self._call("begin_attempt", rollout, begun)
+
+    def intend_call(self, rollout: int, attempt: int, call: int, intent: dict[str, Any]) -> None:
+        self._call("intend_call", rollout, attempt, call, intent)
+
+    def record_call(self, rollout: int, attempt: int, call: int, record: dict[str, Any]) -> None:
+        self._call("record_call", rollout, attempt, call, record)
+
+    def end_attempt(self, rollout: int, attempt: int, ended: dict[str, Any]) -> None:
+        self._call("end_attempt", rollout, attempt, ended)
+
     # ── Ledger ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property

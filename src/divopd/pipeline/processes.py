@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from divopd.config import Config
 from divopd.errors import DivopdError
 from divopd.pipeline import broken, wrong_answers
+from divopd.pipeline.preflight import stages
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observer
 from divopd.run.doing import forget_now
@@ -114,13 +115,15 @@ class LiveRun:
                 news.tell()
 
     def _preflight(self) -> None:
-        """Check the models against each other before anything starts, in a process that gives its memory back."""
-        worker = self.workers["preflight"] = self.start("preflight")
-        while (code := worker.poll()) is None:
-            self.wait()
-        del self.workers["preflight"]
-        if code:
-            raise DivopdError(f"the preflight refuses the run; {self._last_words('preflight')}")
+        """Check the models before anything starts, in processes that give their memory back, one after the other."""
+        for number in range(len(stages(self.config))):
+            name = f"preflight-{number}" if number else "preflight"
+            worker = self.workers[name] = self.start(name)
+            while (code := worker.poll()) is None:
+                self.wait()
+            del self.workers[name]
+            if code:
+                raise DivopdError(f"the preflight refuses the run; {self._last_words(name)}")
 
     def _start(self, names: list[str]) -> None:
         if "learner" in names:

@@ -21,7 +21,8 @@ from divopd.models.engine import Interruptible
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.exploring import explore
 from divopd.pipeline.live import learn
-from divopd.pipeline.models import check_models, load_actor, load_teachers
+from divopd.pipeline.models import load_actor
+from divopd.pipeline.preflight import check_stage
 from divopd.pipeline.processes import REFUSED, kind_of
 from divopd.pipeline.teaching import teach
 from divopd.pipeline.vocabularies import Vocabularies
@@ -76,8 +77,8 @@ def evaluate(access: Access) -> None:
 
 
 def check(access: Access) -> None:
-    """The preflight: load the models and check them against each other."""
-    check_models(access.config, load_actor(access.config), load_teachers(access.config))
+    """The preflight, or a stage of it: load models and check them, one at a time."""
+    check_stage(access.config, access.rank)
 
 
 ROLES: dict[str, Callable[[Access], None]] = {

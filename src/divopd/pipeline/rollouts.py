@@ -9,14 +9,16 @@ from typing import cast
 from divopd.config import Config
 from divopd.curricula import Depths, Outcome
 from divopd.environments import Environment, Expert, expert_actions, find_entry, make_expert, tasks
-from divopd.environments.pool import InlinePool, WorkerPool, Workers, environments_in, open_pool
+from divopd.environments.pool import EnvironmentPool, Workers, environments_in, open_pool
 from divopd.errors import EnvironmentFailure, InputError
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.methods import find_method
 from divopd.models.policy import Policy
 from divopd.pipeline.broken import BrokenRollouts, Events, retelling
+from divopd.program_rollout import programs_of
 from divopd.prompts import Codec, Reader
 from divopd.recovery import Recovery
+from divopd.store import Calls
 from divopd.teacher import Teachers
 
 ATTEMPTS = 4  # of an expert at a task in which its environment breaks off
@@ -28,8 +30,17 @@ class TrainingRollouts:
     A curriculum may limit their depth; it wants to `hear` of what has arrived.
     """
 
-    def __init__(self, config: Config, codec: Codec, *, teacher_reader: Callable[[str], Reader] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        codec: Codec,
+        *,
+        teacher_reader: Callable[[str], Reader] | None = None,
+        calls: Calls | None = None,
+    ) -> None:
+        """`calls` keeps what agent programs ask and are answered."""
         self.config = config
+        self._programs = programs_of(config, codec, calls=calls)
         self.method = find_method(config.method)
         self.curriculum = self.method.curriculum(
             Depths(
@@ -50,11 +61,11 @@ class TrainingRollouts:
         self._expert_actions: dict[str, tuple[str, ...]] = {}  # by task
 
     @cached_property
-    def pool(self) -> InlinePool | WorkerPool:
+    def pool(self) -> EnvironmentPool:
         """An environment for each rollout in flight."""
         return self._open_pool(self.config.explorer.rollouts_in_flight, workers=self.config.environment.workers)
 
-    def _open_pool(self, size: int, *, workers: Workers) -> InlinePool | WorkerPool:
+    def _open_pool(self, size: int, *, workers: Workers) -> EnvironmentPool:
         part = self.config.environment
         return open_pool(part.name, part.settings, size=size, workers=workers, timeout_s=part.timeout_s)
 
@@ -113,7 +124,7 @@ class TrainingRollouts:
             return None
 
     @cached_property
-    def _experts_pool(self) -> InlinePool | WorkerPool:
+    def _experts_pool(self) -> EnvironmentPool:
         part = self.config.environment
         foreign = find_entry(part.name).in_workers  # experts of native environments look inside them
         return self._open_pool(1, workers=part.workers if foreign else 0)
@@ -122,7 +133,8 @@ class TrainingRollouts:
         """How rollouts are played that begin with this policy version."""
         recovery = Recovery(**self.config.recovery.model_dump())
         helped = self.method.recovers and recovery.begun(version)
-        return replace(self._acting, recovery=recovery if helped else None)
+        program = None if self._programs is None else replace(self._programs, version=version)
+        return replace(self._acting, recovery=recovery if helped else None, program=program)
 
     def play_each(
         self,

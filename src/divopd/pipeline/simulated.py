@@ -2,37 +2,43 @@
 
 When a rollout becomes visible and how long an update takes follows from the costs in the config, so the same config
 gives the same batches, to the bit, on any machine. Rollouts that start close together are generated together: none of
-them can end before the shortest rollout would, so nothing that happens meanwhile could change what they are.
+them can end before the shortest rollout would, so nothing that happens meanwhile could change what they are. Where
+versions go by turn, turns that begin close together are: none of them can see the end of an update that has not begun.
 
 A resume starts from the newest checkpoint and lives through the same virtual time again: rollouts that were put before
 the crash are put again (which changes nothing), journalled batches are served again, and then it goes on.
 """
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from divopd.composers import Composer
 from divopd.config import Config
 from divopd.curricula import outcome_of
+from divopd.environments import Environment
+from divopd.environments.pool import environments_in
 from divopd.evaluation import exam_of, is_evaluated
-from divopd.explorer import Played, rows_of
+from divopd.explorer import InLockStep, Played, Start, answer_together, live, rows_of
 from divopd.first_evaluation import evaluate_version
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
 from divopd.models.engine import Interruptible
+from divopd.models.policy import Policy
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.pipeline.broken import BROKE, note_broken, sentence_of
+from divopd.pipeline.broken import BROKE, note_broken, retelling, sentence_of
 from divopd.pipeline.kept_weights import keep_weights
-from divopd.pipeline.models import load_models, load_student
+from divopd.pipeline.models import load_student
+from divopd.pipeline.preflight import load_models
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
 from divopd.pipeline.training import Wishes, train
+from divopd.pipeline.turn_by_turn import Begun, begun_from_json
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.records import Clock, Observer
@@ -79,11 +85,15 @@ def _tell_records(store: Store, observer: Observer) -> None:
 
 @dataclass(frozen=True)
 class Slot:
-    """One place for a rollout in flight: when its rollout ends, and what will then enter the queue."""
+    """One place for a rollout in flight: when its rollout ends, and what will then enter the queue.
+
+    Where versions go by turn and it has not ended yet, it is `begun`, and `ends_at` is when its next turn begins.
+    """
 
     ends_at: float = 0.0
     rollout: Rollout | None = None
     generated_tokens: int = 0
+    begun: Begun | None = None
 
 
 class Made(NamedTuple):
@@ -126,7 +136,8 @@ class SimulatedWorld:
         vocabularies = Vocabularies(config)
         codec, reader = vocabularies.student_codec(), vocabularies.teacher_reader()
         self.forbidden = vocabularies.forbidden
-        self.rollouts, self.exam = TrainingRollouts(config, codec, teacher_reader=reader), exam_of(config, codec)
+        self.rollouts = TrainingRollouts(config, codec, teacher_reader=reader, calls=store)
+        self.exam = exam_of(config, codec)
         self.heed: Callable[[], None] = lambda: None
         self.elapsed_s = self.learner_s = 0.0
         self.version = 0  # of the learner
@@ -137,6 +148,8 @@ class SimulatedWorld:
         events = (event for _, kind, event in store.events() if kind == BROKE)
         self.broken = {event["number"]: event for event in events}  # rollouts that broke off: none is played again
         self.slots = [Slot() for _ in range(config.explorer.rollouts_in_flight)]
+        self.by_turn = config.explorer.versions == "turn"
+        self.lives: dict[int, InLockStep] = {}  # of the slots whose rollouts have begun
 
     def _note_absence(self, away: Away) -> None:
         if not away.seconds:
@@ -161,6 +174,8 @@ class SimulatedWorld:
         if is_synced(self.config, version):
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
             self.acting_version = version
+        elif self.by_turn:  # what was read goes all the same: after a resume it would be gone, and rounding another
+            self.actor.fill_weights(self.actor.weights(), source=f"version {self.acting_version}")
         keep_weights(self.config, self.run, version, learner, evaluated=self.store.evaluations)
 
     def evaluate(self, version: int, learner: Learner) -> None:
@@ -204,7 +219,7 @@ class SimulatedWorld:
                 self._explore(until=max(limit, self.elapsed_s), waiting=True)
                 break
             before = self.elapsed_s
-            self._next_arrival()
+            self._next_arrival(by=limit if rows else inf)
             starved += 0.0 if rows else self.elapsed_s - before
             if not rows and not self.store.rows(composer, update=update):  # nor of what has just arrived
                 arrived, newest = self.store.outcomes(after=rollouts), self.acting_version
@@ -248,6 +263,10 @@ class SimulatedWorld:
             self.actor.fill_weights(weights, source=f"version {self.acting_version}")
         else:
             self.actor.fill_weights(learner.weights(), source=f"version {version}")
+        for number, slot in enumerate(self.slots):
+            if slot.begun is not None:
+                start, version = slot.begun.start, slot.begun.version
+                self.lives[number] = slot.begun.live_again(self.rollouts.acting(version), self._room(number, start))
         # what arrived after the checkpoint will arrive again
         self.rollouts.hear(lambda last: [o for o in self.store.outcomes(after=last) if o.number <= self.rollouts_put])
 
@@ -260,11 +279,13 @@ class SimulatedWorld:
     def _next_end(self) -> float:
         return min(slot.ends_at for slot in self.slots)
 
-    def _next_arrival(self) -> None:
-        """Go on to the next arrival, for which the learner waits."""
+    def _next_arrival(self, *, by: float = inf) -> None:
+        """Go on to the next arrival, for which the learner waits; if none comes before `by`, to what happens last."""
         before = self.rollouts_put
         while self.rollouts_put == before:
             self._wake()
+            if self._next_end() >= by:
+                return
             self._explore(until=self._next_end(), inclusive=True, waiting=True)
 
     def _wake(self) -> None:
@@ -278,7 +299,9 @@ class SimulatedWorld:
         """
         if waiting or self._has_room():
             self._wake()
-        while True:
+        if self.by_turn:
+            self._explore_turns(until=until, inclusive=inclusive, waiting=waiting)
+        while not self.by_turn:
             due = [n for n, s in enumerate(self.slots) if s.ends_at < until or (inclusive and s.ends_at == until)]
             if not due:
                 break
@@ -295,6 +318,78 @@ class SimulatedWorld:
             self._start(starting)
         if until != inf:
             self.elapsed_s = max(self.elapsed_s, until)
+
+    def _explore_turns(self, *, until: float, inclusive: bool, waiting: bool) -> None:
+        """The same where versions go by turn: what happens in a slot is a turn, an arrival or a beginning."""
+        while (moment := self._next_end()) < until or (inclusive and moment == until):
+            # explorers have these weights until an update has ended that begins now or later
+            known = moment + self.config.costs.update_s if waiting else until
+            turning = [n for n, s in enumerate(self.slots) if s.begun and (s.ends_at < known or s.ends_at == moment)]
+            if turning:
+                self._play_turns(turning)
+                continue
+            number = next(n for n, slot in enumerate(self.slots) if slot.ends_at == moment)
+            self._arrive(number)
+            if waiting or self._has_room():
+                self._begin(number, moment)
+
+    def _begin(self, number: int, moment: float) -> None:
+        """A rollout begins in a slot: its environment is reset, and its first turn begins at once."""
+        start = self.rollouts.start(self.started, version=self.acting_version)
+        self.started += 1
+        acting = self.rollouts.acting(self.acting_version)
+        self.lives[number] = InLockStep(live(start, acting), start, self._room(number, start))
+        self.slots[number] = Slot(moment, begun=Begun(start, self.acting_version, moment))
+        self._end_or_go_on([number])
+
+    def _room(self, number: int, start: Start) -> Environment:
+        """The environment of a slot; a rollout that broke off before a resume is only told again."""
+        environment = environments_in(self.rollouts.pool, heed=lambda: self.heed())[number]
+        return retelling([environment], [start], self.broken)[0]
+
+    def _play_turns(self, numbers: list[int]) -> None:
+        """The next turn in each of these slots, with the weights that explorers have now."""
+        self.heed()
+        version = self.acting_version
+        self.doing("explorer", f"playing rollouts with version {version}", self.started)
+        lives = [self.lives[number] for number in numbers]
+        asks = [life.ask for life in lives]
+        responses = answer_together(
+            lives,
+            self.rollouts.acting(version),
+            student=self.actor,
+            teacher_of=cast(Callable[[str], Policy], self.teachers.of),
+            version=version,
+        )
+        for number, ask, response in zip(numbers, asks, responses, strict=True):
+            slot = self.slots[number]
+            assert slot.begun is not None
+            assert ask is not None
+            self.slots[number] = replace(slot, begun=slot.begun.after(ask, response, version=version))
+        self._end_or_go_on(numbers)
+
+    def _end_or_go_on(self, numbers: list[int]) -> None:
+        """Say when the next turn of these slots begins; score the rollouts that are over, and say when they arrive."""
+        over: dict[int, tuple[Begun, Played]] = {}
+        for number in numbers:
+            begun, played = self.slots[number].begun, self.lives[number].played
+            assert begun is not None
+            if played is not None:
+                over[number] = begun, played
+                del self.lives[number]
+                self._note_end(played)
+                continue
+            moment = begun.began_at + begun.next_turn_s(self.config.costs) * self._stretch(begun.start.number)
+            self.slots[number] = Slot(moment, begun=begun)
+        named = [rows_of(one, name=f"r{one.start.number:06d}", version=begun.version) for begun, one in over.values()]
+        made = self._scored(named, [played for _, played in over.values()])
+        for (number, (begun, _)), one in zip(over.items(), made, strict=True):
+            moment = begun.began_at + one.seconds * self._stretch(begun.start.number)
+            self.slots[number] = Slot(moment, one.rollout, one.generated_tokens)
+
+    def _stretch(self, number: int) -> float:
+        """By how much a rollout takes longer or shorter than its costs say."""
+        return 1 + self.config.costs.jitter * spread(self.config.seed, number)
 
     def _arrive(self, number: int) -> None:
         """What a slot holds enters the queue."""
@@ -321,7 +416,7 @@ class SimulatedWorld:
         numbers = range(self.started, self.started + len(starting))
         self.started += len(starting)
         for (place, moment), number, made in zip(starting, numbers, self._make(numbers), strict=True):
-            seconds = made.seconds * (1 + self.config.costs.jitter * spread(self.config.seed, number))
+            seconds = made.seconds * self._stretch(number)
             self.slots[place] = Slot(moment + seconds, made.rollout, made.generated_tokens)
 
     def _make(self, numbers: range) -> list[Made]:
@@ -342,12 +437,25 @@ class SimulatedWorld:
             self._note_broken(one)  # before the next one, which may be one too many
         played.sort(key=lambda one: one.start.number)
         rows = [rows_of(one, name=f"r{one.start.number:06d}", version=version) for one in played]
-        self.doing("teacher", f"scoring rollouts of version {version}", numbers.start)
+        return self._scored(rows, played)
+
+    def _scored(self, rows: Sequence[Rollout | None], played: Sequence[Played]) -> list[Made]:
+        """Let the teachers score what was played."""
+        if not played:
+            return []
+        self.doing("teacher", f"scoring rollouts of version {self.acting_version}", played[0].start.number)
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
         return [
             Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))
             for one, unscored in zip(played, rows, strict=True)
         ]
+
+    def _note_end(self, played: Played) -> None:
+        """Where versions go by turn: an EnvironmentFailure means that too many rollouts broke off."""
+        told_again = played.start.number in self.broken
+        self._note_broken(played)
+        if not told_again:
+            self.rollouts.count_failures(played)
 
     def _note_broken(self, played: Played) -> None:
         """Journal a rollout that broke off, unless it was only told again."""
@@ -377,12 +485,13 @@ def spread(seed: int, number: int) -> float:
 def _slot_to_json(slot: Slot) -> list[Any]:
     turns = None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]
     taught = [] if slot.rollout is None else [asdict(turn) for turn in slot.rollout.teacher_turns]
-    return [slot.ends_at, turns, slot.generated_tokens, taught]
+    return [slot.ends_at, turns, slot.generated_tokens, taught, slot.begun and slot.begun.to_json()]
 
 
 def _slot_from_json(data: list[Any]) -> Slot:
     ends_at, turns, generated_tokens, *more = data
+    begun = begun_from_json(more[1]) if len(more) > 1 and more[1] else None
     rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns or ())
     kept = more[0] if more else []  # checkpoints of before have no turns of the teacher
     taught = tuple(TeacherTurn(**turn | {"response_ids": tuple(turn["response_ids"])}) for turn in kept)
-    return Slot(ends_at, Rollout(rows[0].rollout, rows, taught) if rows else None, generated_tokens)
+    return Slot(ends_at, Rollout(rows[0].rollout, rows, taught) if rows else None, generated_tokens, begun)

@@ -14,6 +14,7 @@ from divopd.environments import Observation
 from divopd.errors import AlignmentError, InputError
 from divopd.models.model_files import load_tokenizer, model_folder, read_model_facts, require_model
 from divopd.prompts import Codec, Conversation, Reader
+from divopd.prompts.chat import Chat
 from divopd.prompts.formats import EXAMPLES
 from divopd.prompts.vocabulary import foreign_ids, named
 from divopd.teacher import check_shared_prompt, check_vocabularies, first_fitting
@@ -117,6 +118,10 @@ class Vocabularies:
         """Refuse other tokenizers and shared prompts that a teacher cannot read; else say what its gaps lead to."""
         prompts = self._own_texts()
         own = self.teacher_codecs()
+        if self._config.environment.command is not None:
+            chat = Chat(self.student_codec(), tools=self._config.environment.tools)
+            chat.check_tools()
+            prompts.append(chat.example())
         for role, tokenizer in self.roles.items():
             if tokenizer is not None:
                 check_vocabularies(self.student, tokenizer, role=role)

@@ -4,8 +4,8 @@ plan = make_plan(config, out=Path("runs/first"))
 print("\n".join(plan.lines))
 plan.refuse_problems()
 
-A run that wants a GPU where there is none will run elsewhere: what this machine lacks is then no problem, the plan says
-what the other one needs.
+A run that wants a GPU where there is none, or that names a machine, will run elsewhere: what this machine lacks is then
+no problem, the plan says what the other one needs. What does not fit on the machine that is named is one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.published import PUBLISHED
 from divopd.models.taught import Taught, differences, read_taught
 from divopd.pipeline.vocabularies import Vocabularies
+from divopd.plan.fit import misfits, named, room_of
 from divopd.plan.forecast import (
     ROLLOUTS,
     CharacterCodec,
@@ -39,6 +40,7 @@ from divopd.plan.forecast import (
     sample_rollouts,
 )
 from divopd.plan.machine import free_disk, free_memory, in_bytes
+from divopd.plan.roofline import roofline, words
 from divopd.prompts import Codec
 from divopd.run.loggers import require
 from divopd.takeovers import takeover_note
@@ -76,9 +78,11 @@ class Plan:
 
     def refuse_problems(self) -> None:
         """Raise an InputError that lists the problems, if there are any."""
+        if len(self.problems) == 1:
+            raise InputError(f"1 thing must be put right before this can run: {self.problems[0]}")
         if self.problems:
             count = len(self.problems)
-            head = f"{count} thing{'s' if count > 1 else ''} must be put right before this can run:"
+            head = f"{count} things must be put right before this can run:"
             raise InputError("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
 
 
@@ -113,6 +117,7 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
             require_model(model_folder(model))
         except InputError as error:
             raise InputError(f"{key}: {error}") from None
+    _require_fit(config)
     taught, vocabularies = taught_otherwise(config, local_models(config)), Vocabularies(config).check()
     takeover = takeover_note(config, how=how) if how else None
     notes = [find_tasks(config).note, vocabularies, *taught, takeover]
@@ -132,6 +137,18 @@ def _too_large(parts: dict[str, int], out: Path) -> str:
         f"{in_bytes(free_disk(out))} are free at {out}; choose another --out, set weights.keep, raise "
         "evaluation.every, or lower audits.keep_last"
     )
+
+
+def _require_fit(config: Config) -> None:
+    """A run that does not fit on the machine that its configuration names is refused, as by the dry run."""
+    if config.machine.name:
+        facts = {key: read_model_facts(model_folder(model)) for key, model in local_models(config).items()}
+        student, longest = facts.pop("student.model"), config.prompts.max_prompt_tokens
+        needs = (
+            by(config, student, list(facts.values()), longest=longest) for by in (memory_by_actor, memory_by_device)
+        )
+        if found := misfits(config, *needs):
+            raise InputError("; ".join(found))
 
 
 def _require_devices(config: Config) -> None:
@@ -187,7 +204,7 @@ def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     """Check a configuration against this machine and say what the run will do and cost. Nothing is written."""
     devices = {part.device for part in (config.student, config.teacher)}
     absent = sorted(d for d in devices if d.startswith("cuda") and not _cuda_memory(d))
-    plan = Plan(elsewhere=bool(absent))
+    plan = Plan(elsewhere=bool(absent) or config.machine.name is not None)
     plan.say(
         "run", f"{config.method} on {config.environment.name}, {config.clock} clock, seed {config.seed}, into {out}"
     )
@@ -218,12 +235,19 @@ def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     with plan.noting(f"environment {config.environment.name}"):
         template = config.prompts.template
         codec = Codec(student.tokenizer, template=template) if student and student.tokenizer else CharacterCodec()
-        sample = sample_rollouts(config, codec, train[:ROLLOUTS], own=own) if train else largest_sample(config)
+        is_program = config.environment.command is not None  # a dry run starts none: it may cost anything
+        played = sample_rollouts(config, codec, train[:ROLLOUTS], own=own) if train and not is_program else None
+        sample = largest_sample(config) if played is None else played
+        if is_program:
+            plan.say("note", "programs are not started by a dry run: what follows is the most that the keys allow")
         expected = forecast(config, sample)
         if train:
             _say_work(config, plan, sample, expected)
         if student:
             _check_memory(config, plan, student.facts, list(local.values()), sample)
+            found = roofline(config, student.facts, teacher.facts if teacher else None, sample)
+            for title, sentence in zip(("speed", ""), words(found, config) if found else (), strict=False):
+                plan.say(title, sentence)
             _check_disk(plan, disk_bytes(config, student.facts, sample, expected), out)
     return plan
 
@@ -342,21 +366,30 @@ def _check_extras(config: Config, plan: Plan) -> None:
 def _check_memory(
     config: Config, plan: Plan, student: ModelFacts, teachers: Sequence[ModelFacts], sample: Sample
 ) -> None:
-    if config.cluster:
-        for role, parts in memory_by_actor(config, student, teachers, longest=sample.longest_prompt).items():
-            plan.say("memory", f"about {in_bytes(sum(parts.values()))} for each {role} ({_listed(parts)})")
-        return
-    needs = memory_by_device(config, student, teachers, longest=sample.longest_prompt)
-    for device, parts in needs.items():
-        free = free_memory() if device == "cpu" else _cuda_memory(device)
-        total = sum(parts.values())
-        plan.say("memory", f"about {in_bytes(total)} on {device} ({_listed(parts)}); {_free(free)}")
-        if free and total > free:
-            plan.lack(
-                f"memory: the run needs about {in_bytes(total)} on {device}, where {in_bytes(free)} are free; lower "
-                "learner.max_tokens, explorer.rollouts_in_flight or evaluation.in_flight, or set learner.activations "
-                "to recompute, or student.lora"
-            )
+    longest = config.prompts.max_prompt_tokens if config.machine.name else sample.longest_prompt
+    by_actor = memory_by_actor(config, student, teachers, longest=longest)
+    by_device = memory_by_device(config, student, teachers, longest=longest)
+    for role, parts in by_actor.items() if config.cluster else ():
+        room = room_of(config, role)
+        limit = f" of {in_bytes(room)}" if room else ""
+        plan.say("memory", f"about {in_bytes(sum(parts.values()))}{limit} for each {role} ({_listed(parts)})")
+    for device, parts in by_device.items() if not config.cluster else ():
+        _check_device(plan, device, parts)
+    plan.problems.extend(misfits(config, by_actor, by_device))
+    if config.machine.name and not plan.problems:
+        plan.say("fits", f"on {named(config)}: every role in the memory of its GPUs, all GPUs counted")
+
+
+def _check_device(plan: Plan, device: str, parts: dict[str, int]) -> None:
+    free = free_memory() if device == "cpu" else _cuda_memory(device)
+    total = sum(parts.values())
+    plan.say("memory", f"about {in_bytes(total)} on {device} ({_listed(parts)}); {_free(free)}")
+    if free and total > free:
+        plan.lack(
+            f"memory: the run needs about {in_bytes(total)} on {device}, where {in_bytes(free)} are free; lower "
+            "learner.max_tokens, explorer.rollouts_in_flight or evaluation.in_flight, or set learner.activations "
+            "to recompute, or student.lora"
+        )
 
 
 def _check_disk(plan: Plan, parts: dict[str, int], out: Path) -> None:
@@ -398,7 +431,7 @@ def _say_work(config: Config, plan: Plan, sample: Sample, expected: Forecast) ->
 
 
 def _listed(parts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items())
+    return ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
 
 
 def _free(amount: int | None) -> str:

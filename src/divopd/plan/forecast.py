@@ -12,9 +12,10 @@ from typing import Any
 from divopd.config import Config
 from divopd.environments import Environment
 from divopd.environments.pool import environments_in, open_pool
-from divopd.models.engine import ENGINES
+from divopd.models.engine import ENGINES, cache_tokens
 from divopd.models.model_files import ModelFacts
 from divopd.models.packing import make_row, merge_rows
+from divopd.plan.learner_memory import ADAM_BYTES, learner_bytes
 from divopd.prompts import Codec, Conversation
 
 ROLLOUTS = 4  # played to see how prompts grow
@@ -22,7 +23,7 @@ CHARACTERS_PER_TOKEN = 4
 STORED_TOKEN_BYTES = (4, 22)  # of a prompt and of a response (payload.py)
 CHECKPOINTS = 3  # two are kept, one is being written
 RECENT_VERSIONS = 3  # kept besides those that are evaluated
-ADAM_BYTES = 8  # two moments in float32
+WORKSPACE = 6 * 10**9  # of an engine on a GPU: kernels, graphs, logits of a scored prompt. Assumed, not measured
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
@@ -172,7 +173,6 @@ def memory_by_device(
 ) -> dict[str, dict[str, int]]:
     """Bytes by device and purpose; `longest` is the longest prompt to expect. Teachers on servers are not given."""
     width = BYTES[config.student.dtype]
-    trained = _trained_parameters(config, student)
     live = config.clock == "live"
     tokens = longest + config.explorer.max_response_tokens
     apart = not live or config.evaluation.share is None  # evaluations are played beside the explorers' rollouts
@@ -181,11 +181,9 @@ def memory_by_device(
     copies = config.explorer.processes + apart if live else 1  # of explorers and of the evaluation
     needs: dict[str, dict[str, int]] = {
         config.student.device: {
-            "student": student.parameters * width,
-            "gradient and AdamW": trained * (4 + ADAM_BYTES),
+            **_learner(config, student, tokens),
             "its copies": copies * student.parameters * width,
             "caches": in_flight * student.cache_bytes(tokens, width_bytes=width),
-            "activations": _activations(config, student, tokens),
         }
     }
     if teachers:
@@ -198,24 +196,63 @@ def memory_by_actor(
     config: Config, student: ModelFacts, teachers: Sequence[ModelFacts], *, longest: int
 ) -> dict[str, dict[str, int]]:
     """Bytes of one actor of each role on a cluster, by purpose; arguments as above."""
-    ranks, local = config.learner.ranks, ENGINES[config.student.engine].local
-    width = BYTES[config.student.dtype if local else config.learner.compute]
     tokens = longest + config.explorer.max_response_tokens
-    cache = student.cache_bytes(tokens, width_bytes=width)
-    in_flight = config.explorer.rollouts_in_flight
-    teaching = {"teacher": BYTES[config.teacher.dtype] * sum(teacher.parameters for teacher in teachers)}
-    acting = {"student": student.parameters * width}
-    own = {"evaluator": acting | {"caches": (config.evaluation.in_flight if local else in_flight) * cache}}
+    needs = {"learner": _learner(config, student, tokens)}
+    if teachers:
+        needs["teacher"] = teacher_parts(config, teachers)
+    needs["explorer"] = _acting(config, student, tokens, rollouts=config.explorer.rollouts_in_flight)
+    if config.evaluation.share is None:
+        needs["evaluator"] = _acting(config, student, tokens, rollouts=config.evaluation.in_flight)
+    return needs
+
+
+def _acting(config: Config, student: ModelFacts, tokens: int, *, rollouts: int) -> dict[str, int]:
+    """The student as it acts: what vLLM is told to keep for caches, or what transformers needs for these tokens."""
+    if not ENGINES[config.student.engine].local:
+        return engine_parts("student", [student], config, width_bytes=BYTES[config.learner.compute])
+    width = BYTES[config.student.dtype]
+    cache = rollouts * student.cache_bytes(tokens, width_bytes=width)
+    return {"student": student.parameters * width, "caches": cache, **_workspace(config.student.device)}
+
+
+def teacher_parts(config: Config, teachers: Sequence[ModelFacts]) -> dict[str, int]:
+    """Every teacher of a teacher's process, each an engine of its own."""
+    width, part = BYTES[config.teacher.dtype], config.teacher
+    if not ENGINES[part.engine].local:
+        return engine_parts("teacher", teachers, config, width_bytes=width)
+    return {"teacher": width * sum(teacher.parameters for teacher in teachers), **_workspace(part.device)}
+
+
+def engine_parts(name: str, models: Sequence[ModelFacts], config: Config, *, width_bytes: int) -> dict[str, int]:
+    """Engines that keep as many keys and values as they are told to: those of all rollouts in flight."""
+    context = config.prompts.max_prompt_tokens + config.explorer.max_response_tokens
+    room = cache_tokens(context, config.explorer.rollouts_in_flight)
+    part = config.teacher if name == "teacher" else config.student
+    workspace = {what: size * part.tensor_parallel for what, size in _workspace(part.device).items()}
     return {
-        "learner": {
-            "student": student.parameters * BYTES[config.student.dtype] // ranks,
-            "gradient and AdamW": _trained_parameters(config, student) * (4 + ADAM_BYTES) // ranks,
-            "activations": _activations(config, student, tokens),
-        },
-        "explorer": acting | {"caches": in_flight * cache},
-        **(own if config.evaluation.share is None else {}),
-        "teacher": teaching,
+        name: width_bytes * sum(model.parameters for model in models),
+        "caches": sum(model.cache_bytes(room, width_bytes=width_bytes) for model in models),
+        **{what: size * len(models) for what, size in workspace.items()},
     }
+
+
+def _workspace(device: str) -> dict[str, int]:
+    return {} if device == "cpu" else {"workspace, assumed": WORKSPACE}
+
+
+def _learner(config: Config, student: ModelFacts, longest_row: int) -> dict[str, int]:
+    """One rank; a row is never split, however small the bound on tokens is."""
+    learner = config.learner
+    parts = learner_bytes(
+        student,
+        ranks=learner.ranks,
+        tokens=max(longest_row, min(learner.max_tokens, config.composer.batch_size * longest_row)),
+        compute=learner.compute,
+        recompute=learner.activations == "recompute",
+        width_bytes=BYTES[config.student.dtype],
+        trained=_trained_parameters(config, student),
+    )
+    return parts | _workspace(config.student.device)
 
 
 def disk_bytes(config: Config, student: ModelFacts, sample: Sample, expected: Forecast) -> dict[str, int]:
@@ -246,10 +283,3 @@ def _audited_versions(config: Config) -> int:
 def _trained_parameters(config: Config, student: ModelFacts) -> int:
     lora = config.student.lora
     return student.parameters if lora is None else lora.rank * student.adapter_rows
-
-
-def _activations(config: Config, student: ModelFacts, longest_row: int) -> int:
-    """Bytes of one pass of the learner; a row is never split, however small the bound on tokens is."""
-    tokens = max(longest_row, min(config.learner.max_tokens, config.composer.batch_size * longest_row))
-    kept = config.learner.activations == "keep"
-    return student.activation_bytes(tokens) if kept else student.recomputed_bytes(tokens)

@@ -7,7 +7,7 @@ never change when a later one is added.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import AlignmentError
@@ -17,8 +17,14 @@ from divopd.prompts.vocabulary import Spelling, spelled_out
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+CUT = "\ufdd0"  # no character: Unicode keeps it for uses such as this one
 # what stands for the messages while the template is read; letters only, so that no template trims or escapes them
 _SYSTEM, _USER, _ANSWER, _LATER = "DIVOPDSYSTEM", "DIVOPDUSER", "DIVOPDANSWER", "DIVOPDLATER"
+
+
+def _any_of(words: Iterable[str]) -> "re.Pattern[str]":
+    """Finds any of the words, the longest one where several fit."""
+    return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)) or "(?!)")
 
 
 class Codec:
@@ -51,9 +57,10 @@ class Codec:
             )
         self.stop = self.close_response[0]
         control = self._find_control_tokens([*pieces, self.open_user_first])
+        self._control = control
         self._forged = frozenset(control.values())
-        spelled = "|".join(re.escape(text) for text in sorted(control, key=len, reverse=True))
-        self._spelled = re.compile(spelled or "(?!)")
+        self._spelled = _any_of(control)
+        self._added = _any_of(tokenizer.get_added_vocab())
         # the template's text before a lone user message, without the plain words after its last control token
         end = max((found.end() for found in self._spelled.finditer(first)), default=0)
         self._before_message, self._message_opens = self._control_ids(first[:end]), first[end:]
@@ -73,6 +80,44 @@ class Codec:
         """
         return [*self._before_message, *self.text_ids(self._message_opens + text), *self.open_response]
 
+    def disarmed(self, text: str, *, strictly: bool) -> str:
+        """Text for a chat template: a control token that it spells has a mark in it, at which `rendered_ids` cuts.
+
+        `strictly`: so has every other added token, such as the tags around a tool's result.
+        """
+        clean = text.encode("utf-8", "replace").decode("utf-8").replace(CUT, "\ufffd")
+        spelled = self._added if strictly else self._spelled
+        return spelled.sub(lambda found: found[0][0] + CUT + found[0][1:], clean)
+
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+        """What the chat template writes for these messages, up to where a response begins."""
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=True, **self._template
+            )
+        )
+
+    def rendered_ids(self, text: str) -> list[int]:
+        """Ids of what a chat template wrote around disarmed texts: its control tokens, and no others."""
+        return [id_ for piece in text.split(CUT) for id_ in self._piece_ids(piece)]
+
+    def _piece_ids(self, piece: str) -> list[int]:
+        ids = self._control_ids(piece)
+        if [id_ for id_ in ids if id_ in self._forged] == [
+            self._control[word] for word in self._spelled.findall(piece)
+        ]:
+            return ids
+        # a normaliser made a control token out of look-alike characters: it is left out
+        exact: list[int] = []
+        start = 0
+        for found in self._spelled.finditer(piece):
+            exact += [*self._plain_ids(piece[start : found.start()]), self._control[found[0]]]
+            start = found.end()
+        return exact + self._plain_ids(piece[start:])
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return [id_ for id_ in self._control_ids(text) if id_ not in self._forged]
+
     def response_ids(self, text: str) -> list[int]:
         """A response as a policy would sample it: plain text and the stop token."""
         return [*self.text_ids(text), self.stop]
@@ -80,6 +125,10 @@ class Codec:
     def adopted(self, ids: Sequence[int]) -> list[int]:
         """A response as this tokenizer can write it: an id of the other model that it lacks is spelled out."""
         return spelled_out(ids, self._spelling)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without control tokens."""

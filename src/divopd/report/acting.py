@@ -9,6 +9,7 @@ from divopd.environments import Environment, Observation
 from divopd.explorer import Acting, Played, Start, play
 from divopd.models.policy import Policy, Response
 from divopd.printable import printable
+from divopd.prompts.chat import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,9 @@ class _Shown:
         for response in responses:
             self._turn += 1
             answer = self._acting.codec.decode(response.ids)
+            if self._acting.program is not None:
+                self._console.print(printable(f"{self._turn} > {answer.strip()}"), style="bold")
+                continue
             action = self._acting.style.parse(answer)
             self._console.print(printable(f"{self._turn} > {action or '(no action in the answer)'}"), style="bold")
             if answer.strip() != action:
@@ -62,5 +66,6 @@ class _Shown:
     def _seen(self, observation: Observation) -> Observation:
         if not observation.valid:
             self._console.print("(not understood)", style="yellow")
-        self._console.print(printable(observation.text))
+        text = observation.text if self._acting.program is None else readable(observation.text)
+        self._console.print(printable(text))
         return observation

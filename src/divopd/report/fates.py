@@ -2,10 +2,17 @@
 
 from typing import Any
 
+from divopd.store.calls import CallAttempt, read_attempts
 from divopd.store.journal import Account, JournalEntry, StoredTurn
 from divopd.store.reader import StoreReader
 from divopd.turns import TeacherTurn
 
+_PARSED = {
+    "no_tools": "a text",
+    "text": "answered with a text",
+    "calls": "called",
+    "unparsed": "a call that does not parse",
+}
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
@@ -25,8 +32,38 @@ def why(store: StoreReader, rollout: str) -> dict[str, Any]:
         left_at = {turn.fate.update for turn in turns if turn.fate.update is not None}
         entries = {update: store.journal(update) for update in left_at}
         taught = store.teacher_turns(rollout)
+        attempts = calls_of(store, rollout)
     sentences = [sentence(t, None if t.fate.update is None else entries[t.fate.update]) for t in turns]
-    return _as_json(turns, sentences) | {"teacher_turns": [_taught_as_json(turn) for turn in taught]}
+    told = _as_json(turns, sentences) | {"teacher_turns": [_taught_as_json(turn) for turn in taught]}
+    return told | ({"calls": call_lines(attempts[-1]), "attempts": len(attempts)} if attempts else {})
+
+
+def calls_of(store: StoreReader, rollout: str) -> list[CallAttempt]:
+    """The attempts of an agent program at this rollout; none if its environment is no program."""
+    number = rollout.removeprefix("r")
+    return read_attempts(store, int(number)) if number.isdecimal() and len(number) < 12 else []
+
+
+def call_lines(attempt: CallAttempt) -> list[dict[str, Any]]:
+    """Every call of an attempt, for people: who asked, how it was answered, and whether the program heard it."""
+    lost = set((attempt.ended or {}).get("undelivered", ()))
+    return [_call_as_json(turn, record, delivered=turn not in lost) for turn, record in attempt.calls.items()]
+
+
+def _call_as_json(turn: int, record: dict[str, Any] | None, *, delivered: bool) -> dict[str, Any]:
+    if record is None:
+        text = f"call {turn} was begun and never answered: the attempt is incomplete"
+        return {"turn": turn, "agent": None, "delivered": False, "sentence": text}
+    read, written = len(record["prompt_ids"]), len(record["completion_ids"])
+    offered = f"{counted(len(record['tools']), 'tool')} offered, {_PARSED[record['parsed']]}"
+    heard = "delivered" if delivered else "not delivered: no row unless environment.undelivered is train"
+    version = "" if record["first_version"] is None else f" of version {record['first_version']}"
+    text = (
+        f"call {turn} of agent {record['agent']}: {read} tokens read, {written} written by the "
+        f"{record['actor']}{version}, {offered}, {record['finish']}, {heard}"
+    )
+    kept = ("agent", "actor", "asked", "applied", "tools", "parsed", "action", "finish", "streamed")
+    return {"turn": turn, "delivered": delivered, "sentence": text} | {name: record[name] for name in kept}
 
 
 def _taught_as_json(turn: TeacherTurn) -> dict[str, Any]:

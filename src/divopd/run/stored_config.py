@@ -20,8 +20,8 @@ SHOWN = 8  # differences in one message
 MISSING = object()
 # what may change while a run goes on: where figures, servers and machines are, and how long to wait for them
 FREE = (
-    *("loggers", "gpus", "weights", "versions"),
-    *("teacher.url", "teacher.timeout_s", "teacher.away_limit_s", "teacher.count"),
+    *("loggers", "gpus", "machine", "weights", "versions"),
+    *("teacher.url", "teacher.server", "teacher.timeout_s", "teacher.away_limit_s", "teacher.count"),
     *("environment.workers", "environment.timeout_s", "environment.max_broken"),
 )
 

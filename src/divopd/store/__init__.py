@@ -1,10 +1,11 @@
 """The store of a run: its queue, its journal and its recording. SQL is in this folder only.
 
-Explorers and teachers hold a Queue and Questions, the learner a Ledger, an evaluator Evaluations (faces.py); Store, a
-SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
+Explorers and teachers hold a Queue, Questions and Calls, the learner a Ledger, an evaluator Evaluations (faces.py);
+Store, a SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
 """
 
-from divopd.store.faces import WRONG_ANSWER, Evaluations, Ledger, Questions, Queue
+from divopd.store.calls import CallAttempt, count_incomplete, read_attempts
+from divopd.store.faces import WRONG_ANSWER, Calls, Evaluations, Ledger, Questions, Queue
 from divopd.store.journal import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, StoredTurn
 from divopd.store.questions import Answer, Question
 from divopd.store.reader import StoreReader
@@ -17,6 +18,8 @@ __all__ = [
     "Account",
     "Answer",
     "Arrived",
+    "CallAttempt",
+    "Calls",
     "Decided",
     "Evaluations",
     "JournalEntry",
@@ -30,6 +33,8 @@ __all__ = [
     "StoreReader",
     "StoreViews",
     "StoredTurn",
+    "count_incomplete",
     "is_store",
+    "read_attempts",
     "store_path",
 ]

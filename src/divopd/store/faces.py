@@ -113,6 +113,26 @@ class Questions(Protocol):
         ...
 
 
+class Calls(Protocol):
+    """What explorers keep of agent programs: an intent before a response is generated, a record before it is sent."""
+
+    def begin_attempt(self, rollout: int, begun: dict[str, Any]) -> int:
+        """Begin another attempt at a rollout; its number, from 1 on."""
+        ...
+
+    def intend_call(self, rollout: int, attempt: int, call: int, intent: dict[str, Any]) -> None:
+        """A response is about to be generated."""
+        ...
+
+    def record_call(self, rollout: int, attempt: int, call: int, record: dict[str, Any]) -> None:
+        """A response is about to be sent."""
+        ...
+
+    def end_attempt(self, rollout: int, attempt: int, ended: dict[str, Any]) -> None:
+        """The program has ended, or was killed."""
+        ...
+
+
 class Evaluations(Notes, Protocol):
     """What an evaluator may do."""
 

@@ -17,8 +17,21 @@ from divopd.validity import REASONS
 CHUNK = 256  # rows read at a time where all turns are visited
 LAST = 2**63 - 1  # the largest number that SQLite knows
 # what a row of the table `records` is: its number is the update, the policy version, the rollout's number, or 0; the
-# last four are of work that is under way, see leases.py
-RecordKind = Literal["update", "evaluation", "teacher_turns", "config", "lease", "question", "question_lease", "answer"]
+# second four are of work that is under way (leases.py), the last four of programs (calls.py)
+RecordKind = Literal[
+    "update",
+    "evaluation",
+    "teacher_turns",
+    "config",
+    "lease",
+    "question",
+    "question_lease",
+    "answer",
+    "attempt",
+    "call_intent",
+    "call",
+    "attempt_end",
+]
 Record = TypeVar("Record")
 
 _LIGHT = """t.arrival, r.id, t.turn, r.task, t.version, r.available_at, t.reason, t.disagreement, t.tokens,
@@ -217,6 +230,18 @@ class StoreReader(Session):
                     "version of divopd: read it with the one that wrote it"
                 ) from None
         return records
+
+    def plain_records(self, kind: RecordKind, first: int, last: int) -> dict[int, Any]:
+        """The records of a kind between two numbers, as JSON, in order."""
+        query = "SELECT number, json, digest FROM records WHERE kind = ? AND number BETWEEN ? AND ? ORDER BY number"
+        with self.snapshot():
+            rows = self._db.execute(query, (kind, first, last)).fetchall()
+        return {number: self._json(text, digest, kind, number) for number, text, digest in rows}
+
+    def record_numbers(self, kind: RecordKind) -> set[int]:
+        """The numbers under which there is a record of this kind."""
+        with self.snapshot():
+            return {number for (number,) in self._db.execute("SELECT number FROM records WHERE kind = ?", (kind,))}
 
     # ── inside a transaction ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,8 @@ from divopd.composers.composer import Composer, Decision, candidate_of
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
-from divopd.store.faces import WRONG_ANSWER, Ledger, Questions, Queue
+from divopd.store.calls import CallLog
+from divopd.store.faces import WRONG_ANSWER, Calls, Ledger, Questions, Queue
 from divopd.store.journal import (
     Arrived,
     Decided,
@@ -30,7 +31,6 @@ from divopd.store.journal import (
     exits_of,
     to_json_bytes,
 )
-from divopd.store.leases import Leases
 from divopd.store.payload import decode_rollout, digest_of, encode_rollout, encode_teacher_turns, encode_turn
 from divopd.store.reader import BY_ARRIVAL, LAST, RecordKind, available, stored_turn
 from divopd.store.schema import connect, create_file, store_path
@@ -38,7 +38,7 @@ from divopd.store.session import entry_digest, rollout_digest, seal
 from divopd.turns import Rollout, Turn, turn_from_json
 
 
-class Store(Leases):
+class Store(CallLog):
     """The queue, the journal and the recording of one run. Explorers and teachers put; one learner composes."""
 
     @classmethod
@@ -362,9 +362,9 @@ class Store(Leases):
 
 if TYPE_CHECKING:
 
-    def _all_faces(store: Store) -> tuple[Queue, Questions, Ledger]:  # pyright: ignore[reportUnusedFunction] - checked, not called
+    def _all_faces(store: Store) -> tuple[Queue, Questions, Calls, Ledger]:  # pyright: ignore[reportUnusedFunction] - checked, not called
         """A Store can be handed to every role as it is."""
-        return store, store, store
+        return store, store, store, store
 
 
 def _config_record(config: Mapping[str, Any]) -> tuple[str, int, bytes, bytes]:

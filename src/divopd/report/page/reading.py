@@ -27,6 +27,10 @@ def read_rollout(store: StoreViews, rollout: str, *, words: Words, style: Prompt
         if row is not None:
             turn |= {"context": _context(row, before, words), **_response(row, words, style)}
         before = row
+    calls = {call["turn"]: call for call in told.get("calls", ())}  # of an agent program
+    for turn in told["turns"]:
+        if (call := calls.get(turn["turn"])) is not None:
+            turn |= {"call": call["sentence"], "action": call.get("action")}
     for turn, whole in zip(told["teacher_turns"], taught, strict=True):
         turn |= {"response": words.text(whole.response_ids)[:LONGEST_TEXT], "seen": whole.seen[:LONGEST_TEXT]}
     known = next((row for row in rows if row is not None), None)

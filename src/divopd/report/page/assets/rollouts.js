@@ -117,7 +117,8 @@ function turnCard(context, run, turn, before) {
       turn.update !== null && turn.fate === "trained" ? el("a", { class: "badge", href: context.address("batches", { of: run.name, batch: String(turn.update), first: String(Math.max(0, turn.update - BATCHES_SHOWN / 2)) }) }, fate) : el("span", { class: "badge" }, fate),
       el("span", { class: "small" }, turn.reason ? `${plural(turn.tokens, "token")}` : `disagreement ${show.fixed(turn.disagreement)} nats over ${plural(turn.valid_tokens, "token")}; ${plural(turn.tokens, "token")} with the prompt`)),
     whole,
-    el("p", { class: "small sentence" }, visible(turn.sentence), "."));
+    el("p", { class: "small sentence" }, visible(turn.sentence), "."),
+    turn.call ? el("p", { class: "small sentence" }, visible(turn.call), ".") : null);
 }
 
 function seen({ pieces, continued, tokens, truncated }) {
