@@ -8,7 +8,7 @@ import pytest
 
 PATIENCE = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "300",  # a starved machine is no broken one
+    "RAY_raylet_start_wait_time_s": "300",  # for processes that a test starts; conftest.py sets it for the tests' own
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_niceness": "0",  # 15 by default: beside other work an actor would hardly answer
 }
