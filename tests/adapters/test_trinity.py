@@ -190,7 +190,7 @@ def test_mistakes_are_told_in_a_line(explorer: Explorer, tmp_path: Path) -> None
     with pytest.raises(InputError, match="model_version"):
         row_of(other)
     strategy = explorer.strategy()
-    with pytest.raises(CheckpointError, match="cannot read the rows"):
+    with pytest.raises(CheckpointError, match="cannot read the pool's rows"):
         strategy.load_state_dict({"pool": strategy.pool.state_dict(), "rows": "gone.safetensors", "update": 0})
     explorer.config.cache_dir = None
     with pytest.raises(CheckpointError, match=r"buffer\.cache_dir is not set"):
