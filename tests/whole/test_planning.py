@@ -296,7 +296,13 @@ ROOM = CONFIGS.parent / "examples" / "counting_room"
 def room(model: Path, *changes: str) -> list[str]:
     """The example of the repository with a random model, one update long."""
     settings = [f"environment.name={ROOM / 'counting_room.py'}:CountingRoom", f"student.model={model}"]
-    settings += [f"teacher.model={model}", "learner.updates=1", "composer.batch_size=4", *changes]
+    settings += [
+        f"teacher.model={model}",
+        "learner.updates=1",
+        "composer.batch_size=4",
+        "environment.workers=0",
+        *changes,
+    ]
     return ["train", str(ROOM / "train.yaml"), *(part for one in settings for part in ("--set", one))]
 
 
