@@ -230,6 +230,27 @@ def test_a_response_depends_on_its_prompt_and_seed(student: VllmPolicy, referenc
 
 
 @slow
+def test_responses_that_are_added_one_by_one_are_as_if_asked_together(
+    student: VllmPolicy, reference: TransformersPolicy, tmp_path: Path
+) -> None:
+    """One more prompt with every token of the others; after new weights all that is said is theirs."""
+    for version in (0, 1):
+        if version:
+            disturb(reference)
+        publish_weights(tmp_path, version, gathered_weights(reference.model))
+        load_version(student, tmp_path / f"{version:06d}")
+        waiting, over = list(range(12)), dict[object, Response]()
+        while waiting or student.pending:
+            if waiting:
+                key = waiting.pop(0)
+                student.add(key, PROMPTS[key], temperature=1.0, max_tokens=12, seed=key)
+            over.update(student.step())
+        responses = [over[key] for key in range(12)]
+        assert [response.ids for response in responses] == [response.ids for response in respond(student)]
+        np.testing.assert_allclose(sampled(responses), recomputed(reference, responses), atol=TOLERANCE)
+
+
+@slow
 def test_wrong_weights_and_tokens_change_nothing(
     student: VllmPolicy, reference: TransformersPolicy, tmp_path: Path
 ) -> None:
