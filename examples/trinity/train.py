@@ -100,7 +100,6 @@ class CpuTrainer(trinity_trainer.Trainer):
         super().__init__(config)
 
 
-@ray.remote(num_cpus=0.5)
 class Explorer:
     """Talks with the newest student it can get, lets the teacher score, and puts each talk into Trinity's queue."""
 
@@ -160,7 +159,7 @@ def make_config(folder: Path, steps: int | None) -> Config:
 async def train(config: Config) -> None:
     trainer = CpuTrainer.get_actor(config)
     await trainer.prepare.remote()
-    explorer = Explorer.options(namespace=config.ray_namespace).remote(config)
+    explorer = ray.remote(Explorer).options(num_cpus=0.5).remote(config)
     begun = await trainer.__ray_call__.remote(lambda self: self.train_step_num)
     exploring = explorer.explore.remote(first=1_000_000 * begun)  # tasks that no run before this one has seen
     await trainer.train.remote()

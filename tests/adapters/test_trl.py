@@ -44,6 +44,17 @@ class Worker:
         self.asked.append(model_version)
 
 
+class LateQueue(queue.Queue[Any]):
+    """A queue into which rows come while somebody waits for them."""
+
+    def __init__(self, late: list[Any]) -> None:
+        super().__init__()
+        self.late = late
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return self.late.pop(0) if timeout and self.late else super().get(block, timeout)
+
+
 class Trainer:
     """What TRL's trainer does around its queue, with TRL's own dataset and collator, without a model."""
 
@@ -172,13 +183,15 @@ def test_no_row_is_lost_when_the_queue_runs_short() -> None:
     rollouts = Worker()
     worker = DivOPDRolloutWorker(rollouts, batch_size=BATCH_SIZE)
     trainer = Trainer(worker, turns)
+    rollouts.rollout_buffer = late = LateQueue([])
     put(rollouts, turns[:10], of=turns)
     for _ in range(3):
         with pytest.raises(queue.Empty):
             worker.get(timeout=0.01)
     assert (worker.qsize(), len(worker.pool)) == (10, 10)
-    put(rollouts, turns[10:], of=turns)
-    assert trainer.take() == sorted([*turn.key] for turn in turns)
+    put(rollouts, turns[10:14], of=turns)
+    late.late += [as_trl(turn, number=turns.index(turn)) for turn in turns[14:]]
+    assert trainer.take() == sorted([*turn.key] for turn in turns), "the last two came while it waited"
 
 
 def test_weights_that_go_out_every_other_update() -> None:

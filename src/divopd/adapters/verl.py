@@ -105,9 +105,9 @@ class DivOPDReplayBuffer(ReplayBufferAsync):
     # ── rows in ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read(self, partition_id: str) -> None:
-        """Put the rows of finished groups into the pool that are not in it."""
+        """Put the rows of finished groups into the pool that are not in it; what verl pads with belongs to no group."""
         tags, finished = self.partitions[partition_id], self.finished_keys[partition_id]
-        new = [key for key, tag in tags.items() if _uid(key) in finished and self._is_new(key, tag)]
+        new = [key for key in tags if _uid(key) in finished and self.pool.fate(*_rollout_and_turn(key)) is None]
         rows: list[Row] = []
         for _, keys in groupby(new, lambda key: _rollout_and_turn(key)[0]):
             rows += self._rows_of_session(partition_id, list(keys), tags)
@@ -120,9 +120,6 @@ class DivOPDReplayBuffer(ReplayBufferAsync):
             raise InputError(UNSURE)
         self._scored |= unscored < len(rows)
         self.pool.put(rows)
-
-    def _is_new(self, key: str, tag: dict[str, Any]) -> bool:
-        return not tag.get("is_padding", False) and self.pool.fate(*_rollout_and_turn(key)) is None
 
     def _rows_of_session(self, partition_id: str, keys: list[str], tags: dict[str, dict[str, Any]]) -> list[Row]:
         """The rows of one rollout. One by one: TransferQueue drops a field for all keys that are asked for together."""
