@@ -25,7 +25,7 @@ from divopd.models.model_files import model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.vllm_policy import VllmPolicy
+from divopd.models.vllm_policy import VllmPolicy, _sampling_params
 from divopd.models.weights import gathered_weights
 from divopd.pipeline.models import load_actor, load_teachers
 from divopd.pipeline.preflight import check_models
@@ -187,8 +187,8 @@ def test_weights_are_replaced_in_place_and_nothing_old_is_used(
             disturb(reference)
         publish_weights(tmp_path, version, gathered_weights(reference.model))
         load_version(student, tmp_path / f"{version:06d}")
-        [first] = student._generate([PROMPT], [{"max_tokens": 1}])
-        [second] = student._generate([PROMPT], [{"max_tokens": 1}])
+        [first] = student._generate([PROMPT], [_sampling_params(max_tokens=1)])
+        [second] = student._generate([PROMPT], [_sampling_params(max_tokens=1)])
         assert first.num_cached_tokens == 0 < second.num_cached_tokens
         responses = respond(student)
         said.append([response.ids for response in responses])
