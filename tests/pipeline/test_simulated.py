@@ -264,6 +264,7 @@ def records(folder: Path) -> list[UpdateRecord]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
     """Three updates, evaluations at 0, 2 and 3, and an account that adds up."""
