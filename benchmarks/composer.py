@@ -111,7 +111,7 @@ def _transcription(pool: list[Candidate], *, batch_size: int, cap: int) -> list[
 def _pool_of_handles(rounds: int) -> dict[str, float]:
     """Putting, composing and saving the paper's pool of rows without payloads; the best of the rounds."""
     rows = [Row(c.rollout, c.turn, c.task, c.version, Measured(*c[5:])) for c in _pool(PAPER)]
-    best = dict.fromkeys(("put_s", "compose_s", "state_s"), math.inf)
+    best: dict[str, float] = {"put_s": math.inf, "compose_s": math.inf, "state_s": math.inf}
     for _ in range(rounds):
         pool = Pool("divopd", batch_size=PAPER // 4)
         work = {"put_s": partial(pool.put, rows), "compose_s": partial(pool.compose, 9), "state_s": pool.state_dict}

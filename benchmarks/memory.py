@@ -5,7 +5,8 @@ backward pass, in the learner's own sharding, with fake tensors on a mesh of CPU
 GPU is needed, and the sizes are those of the real model. AdamW's two moments are arithmetic: what the tracker says of
 them depends on the optimizer's implementation. What CUDA's kernels and libraries take besides is unmeasured.
 
-    divopd bench memory --json        the paper's students on 2, 4 and 8 ranks: a quarter of an hour of one core
+    divopd bench memory --json                                  the paper's students on 2, 4 and 8 ranks
+    python benchmarks/memory.py Qwen2.5-7B-Instruct 2 10752 4   one row: student, ranks, tokens, layers
 """
 
 import json

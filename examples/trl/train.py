@@ -174,7 +174,7 @@ def make_trainer(worker: PlayingWorker, composing: DivOPDRolloutWorker, *, updat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="TRL trains, divopd composes")
     parser.add_argument("updates", nargs="?", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("runs/trl"))
     parser.add_argument("--resume", type=Path, help="a checkpoint of TRL's in which the worker has saved its rows")

@@ -77,7 +77,7 @@ class EnvironmentPart(Part):
     """Of a program: who writes its tools into prompts: the chat template, plain text, or nobody (they are refused)."""
     undelivered: Literal["drop", "train"] = "drop"
     """Of a program: what becomes of turns whose answers it has not heard."""
-    settings: dict[str, Any] = Field({})
+    settings: dict[str, Any] = Field(default={})
     """What the environment itself takes, such as `id` for gym."""
     train_split: str
     """Which tasks are trained on."""
@@ -157,7 +157,7 @@ class TeacherPart(ModelPart):
     """Teacher processes of the live clock, which share the work; each loads the teachers, or asks their servers."""
     prompt: Literal["shared", "own"] = "shared"
     """Teachers read the student's prompts, id by id, or the history in their own chat template (specification §6.2)."""
-    by_task: dict[str, Name] = Field({})
+    by_task: dict[str, Name] = Field(default={})
     """Other teachers, a folder or a url each, for tasks that fit a pattern such as `pick_*`; the first one counts."""
 
 

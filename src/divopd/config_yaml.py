@@ -46,7 +46,7 @@ def read_yaml(file: Path, *, asked_by: Path | None = None) -> Any:
     return deepcopy(_parsed(text, f"{file}: "))
 
 
-@lru_cache(maxsize=8)  # a run reads its own file many times, and parsing takes longer than all else about it
+@lru_cache(maxsize=64)  # a run reads its own file many times, a plan the common ones; parsing is what takes long
 def _parsed(text: str, origin: str) -> Any:
     return parse_yaml(text, origin=origin)
 

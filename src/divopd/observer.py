@@ -28,7 +28,8 @@ from divopd.report.comparison import Replayed
 from divopd.report.verdict import Verdict, judge
 
 SAMPLER = "your sampler"
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _harmless(method: "Callable[Concatenate[Observer, P], R]") -> "Callable[Concatenate[Observer, P], R | None]":

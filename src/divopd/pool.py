@@ -218,7 +218,7 @@ class Pool:
         pending = [row_state(self._held[c.key], c.first_seen, names) for c in self._pending]
         queued = [row_state(self._held[c.key], UNSEEN, names) for c in self._queue]
         left = [[*row_state(row, UNSEEN, names), *fate] for row, fate in self._left.values()]
-        state = {
+        state: dict[str, Any] = {
             "format": STATE_FORMAT,
             "settings": asdict(self.settings),
             "composed": self._composed,

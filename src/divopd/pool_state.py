@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from divopd.composers.composer import Settings
 from divopd.errors import InputError, StateError
@@ -69,16 +69,18 @@ def row_of_state(entry: Sequence[Any], names: Sequence[str]) -> tuple[Row, int]:
     rollout, turn, task, version, first_seen, reason, disagreement, tokens, valid_tokens, *whole = entry
     rollout_turns, rollout_valid_tokens = whole
     measured = Measured(reason, disagreement, tokens, valid_tokens, rollout_turns, rollout_valid_tokens)
-    return checked(Row(names[rollout], turn, names[task], version, measured)), int(first_seen)
+    return checked(Row(names[int(rollout)], turn, names[int(task)], version, measured)), int(first_seen)
 
 
 def _check_settings(state: dict[str, Any], settings: Settings) -> None:
-    saved = state.get("settings") if isinstance(state, dict) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    given: Any = state  # whatever a checkpoint held
+    saved: Any = cast(dict[str, Any], given).get("settings") if isinstance(given, dict) else None
     if not isinstance(saved, dict) or state.get("format") != STATE_FORMAT:
         raise StateError("this is no state of a pool, or one of another format; pass what state_dict() gave")
+    known = cast(dict[str, Any], saved)
     for name, value in asdict(settings).items():
-        if name not in saved or saved[name] != value:
+        if name not in known or known[name] != value:
             raise StateError(
-                f"the saved state has {name} {saved.get(name)!r}, this pool has {value!r}; make the pool with the "
+                f"the saved state has {name} {known.get(name)!r}, this pool has {value!r}; make the pool with the "
                 "settings of the state, or begin without one"
             )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from divopd.composers.composer import Candidate, Composer, Decision, Selection
 from divopd.errors import InputError, StateError, TurnFormatError
@@ -54,8 +54,8 @@ class Recorder:
 
     def go_on(self, position: Any) -> None:
         """Cut both files to what they were when a state was saved: what came later did not happen."""
-        lengths = position if isinstance(position, list) else []
-        sizes = dict(zip((self.turns, self.batches), lengths, strict=False))
+        lengths: list[Any] = cast(list[Any], position) if isinstance(position, list) else []
+        sizes: dict[Path, Any] = dict(zip((self.turns, self.batches), lengths, strict=False))
         found = {path: path.stat().st_size for path in sizes if path.is_file()}
         if len(sizes) < 2 or any(type(size) is not int or size > found.get(path, 0) for path, size in sizes.items()):
             raise StateError(

@@ -145,7 +145,8 @@ def checked(row: Row) -> Row:
         disagreement = float(measured.disagreement)
     except (TypeError, ValueError, AttributeError):
         raise InputError(f"row {row!r}: expected whole numbers, and what measure() gives as `measured`") from None
-    if not isinstance(row.rollout, str) or not isinstance(row.task, str):
+    names: list[Any] = [row.rollout, row.task]
+    if not all(isinstance(name, str) for name in names):
         raise InputError(f"row {row!r}: expected strings as rollout and task; use str(...)")
     if min(turn, version, *counts) < 0 or not isfinite(disagreement):
         raise InputError(f"row {row!r}: expected counts of 0 or more, and a finite disagreement")

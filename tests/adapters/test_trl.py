@@ -38,7 +38,9 @@ class Worker:
         self.asked.append("stop")
 
     def check_health(self, stale_after_s: float) -> None:
+        """TRL asks each time that it has waited in vain."""
         self.asked.append(stale_after_s)
+        assert self.asked.count(stale_after_s) < 20, "the trainer waits for rows that do not come"
 
     def update_model_version(self, model_version: int) -> None:
         self.asked.append(model_version)
@@ -107,7 +109,7 @@ def put(worker: Worker, turns: list[Turn], *, of: list[Turn], first_version: int
 
 
 def as_trl(turn: Turn, *, number: int, first_version: int = 1) -> Any:
-    """A row as TRL's worker makes it: the teacher's best tokens, among them the one that was sampled, except one."""
+    """A row as TRL's worker makes it: the teacher's best tokens, and among them the one that was sampled."""
     from trl.experimental.async_distillation.async_rollout_worker import RolloutSample
 
     ids, first = np.array([*turn.prompt_ids, *turn.response_ids]), len(turn.prompt_ids)
@@ -192,6 +194,21 @@ def test_no_row_is_lost_when_the_queue_runs_short() -> None:
     put(rollouts, turns[10:14], of=turns)
     late.late += [as_trl(turn, number=turns.index(turn)) for turn in turns[14:]]
     assert trainer.take() == sorted([*turn.key] for turn in turns), "the last two came while it waited"
+
+
+def test_a_token_without_a_score_does_not_count() -> None:
+    """Where the sampled token is not among those that the teacher scored, it is left out of the disagreement."""
+    turn = next(turn for turn in recorded_turns() if not turn.prompt_truncated)
+    sample, first = as_trl(turn, number=0), len(turn.prompt_ids)
+    sample.teacher_topk_ids[first, 1] = -1
+    worker = DivOPDRolloutWorker(Worker(), batch_size=BATCH_SIZE)
+    measured = worker._row(sample).measured
+    assert turn.student_logprobs is not None
+    assert turn.teacher_logprobs is not None
+    rest = list(zip(turn.student_logprobs, turn.teacher_logprobs, strict=True))[1:]
+    assert measured.valid_tokens == len(rest)
+    assert measured.disagreement == pytest.approx(sum(student - teacher for student, teacher in rest))
+    assert measured.tokens == turn.tokens
 
 
 def test_weights_that_go_out_every_other_update() -> None:

@@ -249,6 +249,18 @@ def test_a_short_wait_that_fails_loses_nothing() -> None:
     assert (len(selected), metrics["divopd/pending"]) == (BATCH_SIZE, 20 - BATCH_SIZE)
 
 
+def test_failed_groups_are_replaced() -> None:
+    """As in verl's own buffer: where a session failed, the group goes, and another prompt comes."""
+    turns = [turn for turn in turns_of_verl() if turn.version == 0 and not turn.prompt_truncated]
+    put(turns[:BATCH_SIZE])
+    put_rollout(group_into_rollouts(named(turns[:3], "failed"))[0], scored=True, status="failure")
+    asked: list[int] = []
+    selected, metrics = Trainer(more=asked.append).update(0)
+    assert sorted(selected) == sorted([*turn.key] for turn in turns[:BATCH_SIZE])
+    assert (asked, metrics["training/rollout_failure/evicted_samples"]) == ([1], 1)
+    assert not [name for name in tq.kv_list("train")["train"] if name.startswith("failed")]
+
+
 def test_dead_rows_of_verl_are_no_rows() -> None:
     """What verl pads a short batch with is never read, and a row whose tokens are all masked is gated."""
     turns = [turn for turn in turns_of_verl() if turn.version == 0 and not turn.prompt_truncated]

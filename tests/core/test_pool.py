@@ -375,7 +375,8 @@ def test_misuse_is_told() -> None:
 def test_numbers_of_other_libraries_become_plain_ones() -> None:
     """Turn and version as numpy has them: the state is JSON all the same."""
     pool = Pool("divopd", batch_size=1)
-    pool.put([Row("a", np.int64(3), "t", np.int32(0), measure([-1.0], [-2.0], [1], prompt_tokens=1))])
+    turn, version = np.array([3, 0])
+    pool.put([Row("a", turn, "t", version, measure([-1.0], [-2.0], [1], prompt_tokens=1))])
     assert saved(pool)["queued"][0][1] == 3
 
 
@@ -423,7 +424,7 @@ def test_measuring_is_the_gate_on_any_lists(
 )
 def test_any_librarys_lists_measure_alike(kind: Any) -> None:
     student, teacher, mask, usable = [-0.5, -1.25, -2.0], [-0.75, -0.25, -4.0], [1, 1, 0], [1, 1, 1]
-    measured = measure(kind(student), kind(teacher), kind(mask), kind(usable), prompt_tokens=np.int64(7))
+    measured = measure(kind(student), kind(teacher), kind(mask), kind(usable), prompt_tokens=np.array([7])[0])
     assert measured == Measured(None, -0.75, tokens=10, valid_tokens=2)
     assert Measured(*json.loads(json.dumps(measured.numbers))) == measured
 

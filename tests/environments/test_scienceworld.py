@@ -232,6 +232,7 @@ def test_action_before_reset_is_an_error() -> None:
         make_environment().step("look around")
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_killed_jvm_costs_one_rollout() -> None:
     """A JVM killed in the middle of a rollout is an EnvironmentFailure there; the next reset works."""

@@ -25,7 +25,7 @@ from divopd.models.model_files import model_folder
 from divopd.models.openai_policy import OpenAIPolicy
 from divopd.models.policy import Policy, Response
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.vllm_policy import VllmPolicy
+from divopd.models.vllm_policy import VllmPolicy, _sampling_params
 from divopd.models.weights import gathered_weights
 from divopd.pipeline.models import load_actor, load_teachers
 from divopd.pipeline.preflight import check_models
@@ -187,8 +187,8 @@ def test_weights_are_replaced_in_place_and_nothing_old_is_used(
             disturb(reference)
         publish_weights(tmp_path, version, gathered_weights(reference.model))
         load_version(student, tmp_path / f"{version:06d}")
-        [first] = student._generate([PROMPT], [{"max_tokens": 1}])
-        [second] = student._generate([PROMPT], [{"max_tokens": 1}])
+        [first] = student._generate([PROMPT], [_sampling_params(max_tokens=1)])
+        [second] = student._generate([PROMPT], [_sampling_params(max_tokens=1)])
         assert first.num_cached_tokens == 0 < second.num_cached_tokens
         responses = respond(student)
         said.append([response.ids for response in responses])
@@ -227,6 +227,27 @@ def test_a_response_depends_on_its_prompt_and_seed(student: VllmPolicy, referenc
         np.testing.assert_allclose(sampled(responses), recomputed(student, responses), atol=TOLERANCE)
     greedy = [response.ids for response in respond(student, 0.0)]
     assert greedy == [response.ids for response in respond(reference, 0.0)]
+
+
+@slow
+def test_responses_that_are_added_one_by_one_are_as_if_asked_together(
+    student: VllmPolicy, reference: TransformersPolicy, tmp_path: Path
+) -> None:
+    """One more prompt with every token of the others; after new weights all that is said is theirs."""
+    for version in (0, 1):
+        if version:
+            disturb(reference)
+        publish_weights(tmp_path, version, gathered_weights(reference.model))
+        load_version(student, tmp_path / f"{version:06d}")
+        waiting, over = list(range(12)), dict[object, Response]()
+        while waiting or student.pending:
+            if waiting:
+                key = waiting.pop(0)
+                student.add(key, PROMPTS[key], temperature=1.0, max_tokens=12, seed=key)
+            over.update(student.step())
+        responses = [over[key] for key in range(12)]
+        assert [response.ids for response in responses] == [response.ids for response in respond(student)]
+        np.testing.assert_allclose(sampled(responses), recomputed(reference, responses), atol=TOLERANCE)
 
 
 @slow

@@ -127,6 +127,7 @@ def test_workers_change_no_batch(models: Path, tmp_path: Path, workers: int) -> 
     assert outcome(tmp_path / "here") == outcome(tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_a_wish_to_stop_is_heard_while_an_environment_hangs(models: Path, tmp_path: Path) -> None:
     """SIGTERM ends a run whose environment does not answer: it is saved, and no process is left."""
     run = tmp_path / "run"

@@ -21,7 +21,11 @@ WITHOUT_RAY = "ray is not installed; run pip install -e '.[ray]' in the clone of
 
 def test_gpus_follow_the_devices(models: Path) -> None:
     """One for every actor whose model is on cuda, unless the config says otherwise."""
-    changes = {"student": {"device": "cuda"}, "gpus": {"evaluator": 0.5}, "explorer": {"processes": 3}}
+    changes = {
+        "student": {"device": "cuda", "engine": "transformers"},
+        "gpus": {"evaluator": 0.5},
+        "explorer": {"processes": 3},
+    }
     apart = {"share": None}  # evaluations have an engine of their own
     settings = config(models, clock="live", cluster="ray", learner={"ranks": 2}, evaluation=apart, **changes)
     assert settings.gpu_plan == "5.5 GPUs (learner 1 × 2, teacher 0, evaluator 0.5, explorer 1 × 3)"
@@ -38,7 +42,10 @@ def test_gpus_follow_the_devices(models: Path) -> None:
         ("teacher.count=2", "teacher.count is 2, but the simulated clock runs in one process; set clock: live"),
         ("gpus.teacher=1.5", "got 1.5; expected a share of one GPU, or a whole number of them"),
         ("clock=live cluster=ray teacher.device=cuda:1", "teacher.device is cuda:1; expected cuda: each actor or rank"),
-        ("clock=live learner.ranks=2 student.device=cuda:0", "student.device is cuda:0; expected cuda: each actor"),
+        (
+            "clock=live learner.ranks=2 student.engine=transformers student.device=cuda:0",
+            "student.device is cuda:0; expected cuda: each actor",
+        ),
         ("gpus.student=1", "unknown key 'gpus.student'"),
     ],
 )
@@ -56,7 +63,7 @@ def test_a_dry_run_says_what_the_cluster_must_have(models: Path, tmp_path: Path)
     [line] = [line for line in plan.lines if line.startswith("cluster")]
     assert "Ray: 2 GPUs (learner 0, teacher 0, explorer 2)" in line
     needs = [line for line in plan.lines if line.startswith("memory")]
-    assert [need.split("for each ")[1].split()[0] for need in needs] == ["learner", "explorer", "teacher"]
+    assert [need.split("for each ")[1].split()[0] for need in needs] == ["learner", "teacher", "explorer"]
     assert plan.problems == ([] if find_spec("ray") else [WITHOUT_RAY])
     assert not (tmp_path / "run").exists()
 
@@ -68,7 +75,7 @@ def test_more_ranks_need_less_memory_each(models: Path) -> None:
         memory_by_actor(config(models, clock="live", cluster="ray", learner={"ranks": n}), facts, [facts], longest=99)
         for n in (1, 2)
     )
-    for purpose in ("student", "gradient and AdamW"):
+    for purpose in ("student", "gradient", "AdamW"):
         assert two["learner"][purpose] == one["learner"][purpose] // 2
     assert two["learner"]["activations"] == one["learner"]["activations"]
     thrifty = config(models, clock="live", cluster="ray", learner={"activations": "recompute"})

@@ -19,6 +19,8 @@ from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.run.folder import RunFolder
 from divopd.store import Store
 from divopd.turns import Rollout
+from recorded_run import ROOMS, RecordedRun
+from recording_rooms import RUN
 from small_runs import config
 
 UPDATES, EACH = 3, 3  # versions after the first, and rollouts of each
@@ -47,11 +49,14 @@ def publish_all(run: RunFolder, student: TransformersPolicy) -> None:
 
 
 @pytest.mark.parametrize("versions", ["rollout", "turn"])
-def test_exams_beside_training_rollouts_are_as_if_alone(models: Path, tmp_path: Path, versions: str) -> None:
-    """Every version is evaluated before the next one is there; records and rollouts are those of engines apart."""
+def test_exams_beside_training_rollouts_are_as_if_alone(
+    models: Path, tmp_path: Path, versions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every version is evaluated before the next one is there; what is said and recorded is as with engines apart."""
     settings = config(
         models,
         clock="live",
+        environment={"name": f"{ROOMS}:Room", "horizon": 4, "workers": 0},
         learner={"updates": UPDATES},
         explorer={"versions": versions, "rollouts_in_flight": 4},
         evaluation={"every": 1, "tasks": 5, "share": 0.5},
@@ -60,15 +65,19 @@ def test_exams_beside_training_rollouts_are_as_if_alone(models: Path, tmp_path: 
     begin_run(settings, run.path)
     student = load_student(settings)
     publish_all(run, student)
+    monkeypatch.setenv(RUN, str(run.path))
     with Store.open(run.path) as store:
         weights = Growing(run, store)
         explore(Access(settings, store, weights, is_over=lambda: False))
         records, offered = store.evaluations(), store.unscored(1000)
     assert weights.evaluated == [list(range(version + 1)) for version in range(UPDATES)]
+    monkeypatch.setenv(RUN, str(tmp_path / "apart"))
     for version in range(UPDATES + 1):
         student.fill_weights(read_weights(run.weights_of(version)), source="a test")
         assert records[version] == examined_apart(settings, student, version=version)
-    assert len({str(record) for record in records.values()}) > 1
+    here, there = (RecordedRun(folder, 0).asked("test") for folder in (run.path, tmp_path / "apart"))
+    assert [(one.task, one.actions) for one in here] == [(one.task, one.actions) for one in there]
+    assert len({str(one.actions) for one in here}) == 5 * (UPDATES + 1)
     if versions == "rollout":
         for rollout in offered[:: len(offered) // 4]:
             student.fill_weights(read_weights(run.weights_of(rollout.version)), source="a test")

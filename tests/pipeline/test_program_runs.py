@@ -12,11 +12,15 @@ import torch
 import door_agent
 from divopd.cli import main
 from divopd.config import Config, load_config
+from divopd.errors import AlignmentError
+from divopd.models.tiny import build_model, build_tokenizer
+from divopd.models.tiny import save_model as save_tiny
+from divopd.pipeline.vocabularies import Vocabularies
 from divopd.records import UpdateRecord
 from divopd.store import Store, count_incomplete, read_attempts
 from doubles.listener import Listener
 from recorded_run import RecordedRun, train
-from small_runs import train_small
+from small_runs import SIZE, train_small
 from word_model import load_model, logprobs, save_model
 
 AGENT = door_agent.__file__
@@ -110,6 +114,9 @@ def test_why_tells_what_each_call_was_and_what_became_of_it(
     said = capsys.readouterr().out
     assert f"call 0 of agent main: {len(rows[0].prompt_ids)} tokens read, {len(rows[0].response_ids)} written" in said
     assert "delivered" in said
+    assert "of agent main: " in (run.folder / "report.html").read_text(encoding="utf-8")
+    assert main(["explain", str(run.folder), "0"]) == 0
+    assert name in capsys.readouterr().out
 
 
 def test_a_program_that_dies_now_and_then_costs_its_rollouts(models: Path, tmp_path: Path) -> None:
@@ -154,6 +161,25 @@ def test_what_cannot_work_is_refused_at_the_start(
         assert made.code == 2
         assert sentence in capsys.readouterr().err
         assert not (tmp_path / f"run{number}").exists()
+
+
+def test_a_teacher_that_does_not_know_the_ids_of_tools_is_refused(tmp_path: Path) -> None:
+    """The student's tokenizer has a token for the tag of a call, the teacher's has not."""
+    teacher, student = (build_tokenizer(["open the door"] * 2) for _ in range(2))
+    student.add_tokens(["<tool_call>"])
+    for role, tokenizer in {"teacher": teacher, "student": student}.items():
+        save_tiny(tmp_path / role, build_model(tokenizer, seed=0, size=SIZE), tokenizer)
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a"}')
+    tasks = {split: str(tmp_path / "tasks.jsonl") for split in ("train", "test")}
+    for tools, refused in (("plain", True), ("none", False)):
+        data = {"environment": {"command": ["true"], "tasks": tasks, "tools": tools}}
+        data |= {role: {"model": str(tmp_path / role)} for role in ("teacher", "student")}
+        vocabularies = Vocabularies(Config.model_validate(data))
+        if refused:
+            with pytest.raises(AlignmentError, match=r"<tool_call>"):
+                vocabularies.check()
+        else:
+            assert "<tool_call>" in str(vocabularies.check())
 
 
 def test_a_program_can_be_watched_with_a_model_or_a_runs_student(

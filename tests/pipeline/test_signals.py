@@ -95,7 +95,7 @@ def versions(folder: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, SELDOM, pytest.param({"method": "turnopd"}, marks=pytest.mark.slow)],
+    [pytest.param({}, marks=pytest.mark.slow), SELDOM, pytest.param({"method": "turnopd"}, marks=pytest.mark.slow)],
     ids=["plain", "seldom sync", "turnopd"],
 )
 def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_path: Path, changes: dict) -> None:

@@ -8,7 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -41,6 +41,8 @@ from divopd.turns import Rollout, TeacherTurn, group_into_rollouts
 from doubles.listener import Listener
 from small_runs import config, outcome, train_small
 from strategies import turn
+
+SLOW = {"rollout_s": 4.0, "update_s": 0.7, "jitter": 0.3}  # a rollout takes longer than several updates
 
 
 def test_the_same_config_gives_the_same_ledger(models: Path, tmp_path: Path) -> None:
@@ -99,6 +101,32 @@ def train_in(kind: type[SimulatedWorld], settings: Config, folder: Path, listene
         train(settings, learner=learner, ledger=store, world=world, run=run, observer=listener, wishes=Wishes())
 
 
+class NotingWorld(SimulatedWorld):
+    """Notes when versions were published, and of every turn when it began and with which version."""
+
+    published: ClassVar[list[tuple[float, int]]] = []
+    begun: ClassVar[list[tuple[float, int]]] = []
+
+    def publish(self, version: int, learner: Learner) -> None:
+        super().publish(version, learner)
+        self.published.append((self.elapsed_s, version))
+
+    def _play_turns(self, numbers: list[int]) -> None:
+        self.begun.extend((self.slots[number].ends_at, self.acting_version) for number in numbers)
+        super()._play_turns(numbers)
+
+
+def test_a_turn_is_generated_with_the_weights_of_its_moment(models: Path, tmp_path: Path) -> None:
+    """Those that were published last before it began in virtual time; in the very moment, either."""
+    settings = config(models, explorer={"versions": "turn"}, costs=SLOW)
+    train_in(NotingWorld, settings, tmp_path / "run", Listener())
+    for moment, version in NotingWorld.begun:
+        before = max((one for at, one in NotingWorld.published if at < moment), default=0)
+        there = max(one for at, one in NotingWorld.published if at <= moment)
+        assert version in (before, there)
+    assert len({version for _, version in NotingWorld.begun}) > 3
+
+
 class SpoilingWorld(SimulatedWorld):
     """Its explorers double all weights that they are given after the first."""
 
@@ -149,7 +177,7 @@ def train_some(folder: Path, settings: Config, *, last: int, asked: bool) -> Non
 
 
 HELD_BACK = {"max_backlog": 10}  # hardly more than a batch
-BY_TURN, SLOW = {"versions": "turn", "sync_interval": 2}, {"rollout_s": 4.0, "update_s": 0.7, "jitter": 0.3}
+BY_TURN = {"versions": "turn", "sync_interval": 2}
 
 
 @pytest.mark.parametrize(
@@ -264,6 +292,7 @@ def records(folder: Path) -> list[UpdateRecord]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_to_the_end(models: Path, tmp_path: Path, method: str) -> None:
     """Three updates, evaluations at 0, 2 and 3, and an account that adds up."""

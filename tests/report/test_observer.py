@@ -50,7 +50,7 @@ def test_its_figures_are_those_of_the_audit(models: Path, tmp_path: Path) -> Non
     pytest.importorskip("transformers", reason="for want of the extra train")
     from small_runs import config, train_small
 
-    composer = {"batch_size": 6, "cap": 2}
+    composer: dict[str, Any] = {"batch_size": 6, "cap": 2}
     train_small(tmp_path / "run", config(models, method="vanilla", composer=composer, evaluation={"every": 6}))
     subject = load_subject(tmp_path / "run")
     with Store.open_read_only(tmp_path / "run") as store:

@@ -23,6 +23,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow  # trains a teacher and two students
 def test_the_example_trains(tmp_path: Path) -> None:
     """A teacher by `divopd sft`, a student that was weakened, and `divopd train` lets it climb."""
     teacher, capable, student, run = (str(tmp_path / name) for name in ("teacher", "capable", "student", "run"))

@@ -56,6 +56,7 @@ def test_a_name_that_is_none_is_refused() -> None:
     assert model_folder("some/folder") == Path("some/folder")
 
 
+@pytest.mark.slow
 def test_the_teacher_knows_its_way_and_the_student_does_not() -> None:
     """On the first 30 held-out tasks; the slow test has all of them and the takeover."""
     teacher, student = load("teacher"), load("student")

@@ -197,6 +197,7 @@ def test_from_an_environment_without_an_expert_to_distillation(
         assert store.updates == 1
 
 
+@pytest.mark.slow
 def test_a_teacher_behind_a_url_teaches_what_it_would_from_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,6 +220,7 @@ def test_settings_are_checked_and_demonstrations_may_end(untrained: Transformers
         fine_tune(untrained, iter(()), SftSettings(updates=1))
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_model_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`divopd sft` trains, evaluates, saves in the ordinary format, and weakens what it has saved."""
     import argparse

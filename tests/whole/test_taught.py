@@ -43,6 +43,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[d
 # ── sft and evaluate ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_sft_keeps_what_it_taught(terse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Environment and form; a model made from it inherits the form, or it is told that it does not."""
     assert read_taught(terse) == Taught(HUNT, "terse", "unlisted")

@@ -1,12 +1,14 @@
 """What the adapters share: a pool for a framework without row weights, a batch as soon as there is one, its figures."""
 
+from typing import Any
+
 from divopd.composers.composer import equal_rows
 from divopd.errors import InputError, NotReady
 from divopd.methods import find_method
 from divopd.pool import Batch, Pool
 
 
-def pool_of_equal_rows(framework: str, method: str, **settings: object) -> Pool:
+def pool_of_equal_rows(framework: str, method: str, **settings: Any) -> Pool:
     """A pool for a framework whose loss has no place for the weights of rows; a method that needs them is refused."""
     if find_method(method).weights is not equal_rows:
         raise InputError(

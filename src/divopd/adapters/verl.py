@@ -68,7 +68,7 @@ class DivOPDReplayBuffer(ReplayBufferAsync):
         """
         if partition_id == "val":
             return super().sample(global_steps, partition_id, batch_size)
-        update, metrics, asked_at = self._update(global_steps), {}, 0.0
+        update, metrics, logged_at = self._update(global_steps), {}, 0.0
         while True:
             self._sync_metadata_from_transfer_queue()
             metrics |= self._replace_failed(global_steps, partition_id)
@@ -83,7 +83,7 @@ class DivOPDReplayBuffer(ReplayBufferAsync):
             in_flight = self.pending_keys[partition_id] | self.running_keys[partition_id]
             if not in_flight and self.refill_fn is not None:
                 self.refill_fn(batch_size)
-            asked_at = self._wait_for_next_poll(partition_id, asked_at)
+            logged_at = self._wait_for_next_poll(partition_id, logged_at)
 
     def _update(self, global_steps: int) -> int:
         """verl counts steps from 1, and a step may have several updates with the same weights in the explorers."""

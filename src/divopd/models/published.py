@@ -58,15 +58,14 @@ def qwen_config(name: str, *, layers: int) -> Any:
     from transformers import Qwen2Config, Qwen3Config
 
     facts = PUBLISHED[name]
-    kind = Qwen3Config if facts.normed_queries else Qwen2Config
-    return kind(
-        num_hidden_layers=layers,
-        hidden_size=facts.hidden,
-        intermediate_size=facts.feed_forward,
-        num_attention_heads=facts.query_width // HEAD,
-        num_key_value_heads=facts.cache_width // (2 * HEAD),
-        head_dim=HEAD,
-        vocab_size=facts.vocabulary,
-        max_position_embeddings=facts.context_length,
-        tie_word_embeddings=facts.hidden <= UNTIED,
-    )
+    shape: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "hidden_size": facts.hidden,
+        "intermediate_size": facts.feed_forward,
+        "num_attention_heads": facts.query_width // HEAD,
+        "num_key_value_heads": facts.cache_width // (2 * HEAD),
+        "vocab_size": facts.vocabulary,
+        "max_position_embeddings": facts.context_length,
+        "tie_word_embeddings": facts.hidden <= UNTIED,
+    }
+    return Qwen3Config(**shape, head_dim=HEAD) if facts.normed_queries else Qwen2Config(**shape)

@@ -372,7 +372,7 @@ class RayRun(LiveRun):
 
     def start(self, name: str) -> ActorWorker:
         kind, _ = kind_of(name)
-        roles = ("learner", "teacher") if kind == "preflight" else (kind,)  # which loads the models of both
+        roles = ("explorer", "teacher") if kind == "preflight" else (kind,)  # which loads the engines of both
         options = {
             "num_cpus": CPUS,
             "num_gpus": max(self.config.gpus_of(role) for role in roles),

@@ -22,6 +22,7 @@ MISSING = object()
 FREE = (
     *("loggers", "gpus", "machine", "weights", "versions"),
     *("teacher.url", "teacher.server", "teacher.timeout_s", "teacher.away_limit_s", "teacher.count"),
+    *("student.tensor_parallel", "teacher.tensor_parallel"),
     *("environment.workers", "environment.timeout_s", "environment.max_broken"),
 )
 
