@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from divopd.config_yaml import parse_yaml, read_yaml
+from divopd.config.bounded_yaml import parse_yaml, read_yaml
 from divopd.errors import InputError, UnknownNameError
 
 MACHINES = "machines"  # the folder of their files, beside those of the settings
