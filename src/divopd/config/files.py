@@ -64,8 +64,8 @@ class Layered:
 
 def shipped_configs() -> Path:
     """The folder of the configurations that come with divopd: inside an installed package, else beside the sources."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+    inside = Path(__file__).parents[1] / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "configs"
 
 
 def config_names() -> list[str]:
