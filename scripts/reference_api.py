@@ -18,7 +18,7 @@ PUBLIC = (  # module, its names (none: all that is public there), what it is for
     ("environments.environment", (), "What an environment can do."),
     ("environments.gym", ("GymEnvironment",), "A Gymnasium environment as one of ours."),
     ("environments.openenv", ("OpenEnvEnvironment",), "An OpenEnv server as an environment."),
-    ("config", ("load_config",), "The configuration of a run."),
+    ("config.loading", ("load_config",), "The configuration of a run."),
     ("store.reader", ("StoreReader",), "A run's store, read only: turns, fates, batches, records."),
     ("records", ("Observer",), "Who hears of a run as it goes on. The records themselves: [metrics](metrics.md)."),
     ("errors", (), "Every error that a user can meet."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reference_text import page, prose, table
 
-from divopd.config_reference import BY_ENVIRONMENT, Key, config_keys, section_meanings
+from divopd.config.reference import BY_ENVIRONMENT, Key, config_keys, section_meanings
 
 PAPER_MAP = Path(__file__).parents[1] / "docs" / "paper-map.md"
 

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.cli import main
 from divopd.config import Config, load_config
-from divopd.config_files import shipped_configs
+from divopd.config.files import shipped_configs
 from divopd.takeovers import Takeover, find_takeover, keep_takeover, takeover_note
 from small_runs import config
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from divopd.cli import main
-from divopd.config_yaml import MAX_FILE_BYTES, MAX_NUMBER, parse_yaml
+from divopd.config.bounded_yaml import MAX_FILE_BYTES, MAX_NUMBER, parse_yaml
 from divopd.errors import InputError, TurnFormatError
 from divopd.pipeline.begin import begin_run
 from divopd.replay import MAX_UPDATES, recording_of

@@ -8,8 +8,8 @@ import yaml
 
 from divopd.cli import main
 from divopd.config import Config, load_config
-from divopd.config_files import config_names, shipped_configs
-from divopd.config_reference import BY_ENVIRONMENT, config_keys
+from divopd.config.files import config_names, shipped_configs
+from divopd.config.reference import BY_ENVIRONMENT, config_keys
 from schema_keys import keys_of
 
 HIDDEN = {"composer.method", "composer.seed", "composer.total_updates"}  # they stand elsewhere in a file

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from divopd.cli import main
-from divopd.config_files import config_names, machine_names
+from divopd.config.files import config_names, machine_names
 from waiting import wait_for
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

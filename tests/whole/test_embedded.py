@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.bootstrap.embedded import RECIPES, Recipe, build  # noqa: E402
 from divopd.config import load_config  # noqa: E402
-from divopd.config_files import shipped_configs  # noqa: E402
+from divopd.config.files import shipped_configs  # noqa: E402
 from divopd.errors import UnknownNameError  # noqa: E402
 from divopd.evaluation import Exam, exam_of, open_at_takeover  # noqa: E402
 from divopd.models.model_files import PREFIX, model_folder  # noqa: E402

@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 import recording_rooms  # noqa: E402
 from divopd.cli import main  # noqa: E402
 from divopd.config import load_config  # noqa: E402
-from divopd.config_reference import config_keys  # noqa: E402
+from divopd.config.reference import config_keys  # noqa: E402
 from divopd.environments import make_environment, make_expert, tasks  # noqa: E402
 from divopd.models.transformers_policy import TransformersPolicy  # noqa: E402
 from divopd.report.runs import read_run  # noqa: E402

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="for want of the extra train")
 
 from divopd.cli import main
 from divopd.config import Config, load_config
-from divopd.config_files import machine_names
+from divopd.config.files import machine_names
 from divopd.errors import InputError
 from divopd.models.model_files import read_model_facts
 from divopd.models.published import PUBLISHED

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from divopd.bootstrap.embedded import RECIPES, SHIPPED  # noqa: E402
 from divopd.cli import main  # noqa: E402
 from divopd.config import Config, load_config  # noqa: E402
-from divopd.config_files import shipped_configs  # noqa: E402
+from divopd.config.files import shipped_configs  # noqa: E402
 from divopd.errors import InputError  # noqa: E402
 from divopd.models.model_files import model_folder  # noqa: E402
 from divopd.models.taught import Taught, differences, read_taught, write_taught  # noqa: E402

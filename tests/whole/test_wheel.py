@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from divopd.config import load_config
-from divopd.config_files import config_names
+from divopd.config.files import config_names
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("learner.updates=2", "composer.batch_size=8", "evaluation.tasks=4", "evaluation.every=2")

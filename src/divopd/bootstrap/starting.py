@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from divopd.config import Config
-from divopd.config_files import yaml_word
-from divopd.config_reference import config_keys
+from divopd.config.files import yaml_word
+from divopd.config.reference import config_keys
 from divopd.environments import ENVIRONMENTS, find_entry, make_environment, make_expert, missing_parts, skeleton, tasks
 from divopd.errors import InputError, UnknownNameError
 from divopd.models.hub import is_hub_name

@@ -11,7 +11,7 @@ from divopd.errors import InputError, UnknownNameError
 from divopd.printable import printable
 
 if TYPE_CHECKING:
-    from divopd.config_files import Place
+    from divopd.config.files import Place
 
 HELP = "Print every key with its type, default and meaning; or a file as a run would have it, and who said each value."
 EXAMPLE = """divopd config
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    from divopd.config_files import config_names
+    from divopd.config.files import config_names
 
     if args.names:
         if args.what or args.set or args.machine:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_key(what: str) -> bool:
     """Whether it names a key or a section; a file of that name goes first."""
-    from divopd.config_reference import config_keys
+    from divopd.config.reference import config_keys
 
     names = [key.name for key in config_keys()]
     if Path(what).exists():
@@ -76,7 +76,7 @@ def _is_key(what: str) -> bool:
 def _print_keys(what: str | None, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from divopd.config_reference import BY_ENVIRONMENT, config_keys, section_meanings
+    from divopd.config.reference import BY_ENVIRONMENT, config_keys, section_meanings
 
     meanings, section = section_meanings(), ""
     for key in config_keys():
@@ -98,8 +98,8 @@ def _print_keys(what: str | None, *, as_json: bool) -> None:
 def resolve(file: str, overrides: list[str], *, machine: str | None = None) -> Iterator[Setting]:
     """Every value that a run of this file would have, in the order of the classes, and who said it."""
     from divopd.config import LearnerPart, StudentPart, validated
-    from divopd.config_completion import complete
-    from divopd.config_files import find_config, read_layers
+    from divopd.config.completion import complete
+    from divopd.config.files import find_config, read_layers
 
     layered = read_layers(find_config(file), overrides, machine=machine)
     resolved = validated(layered).resolved()
@@ -127,7 +127,7 @@ def _leaves(values: Mapping[str, Any], above: "Place") -> Iterator[tuple["Place"
 
 def _as_yaml(settings: list[Setting]) -> Iterator[str]:
     """A file that can be trained; the origin of each value is a comment."""
-    from divopd.config_files import yaml_word
+    from divopd.config.files import yaml_word
 
     open_sections: Place = ()
     for place, value, origin in settings:

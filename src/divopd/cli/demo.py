@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require("train", "plots")  # not after minutes of training
     from divopd.config import load_config
-    from divopd.config_files import shipped_configs
+    from divopd.config.files import shipped_configs
     from divopd.experiments.demo import (
         METHODS,
         QUICK,

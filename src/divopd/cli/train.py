@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("give a CONFIG to start a run, or --resume RUN to go on with one")
     require("train")  # before a folder is made
     from divopd.config import load_config
-    from divopd.config_files import find_config
+    from divopd.config.files import find_config
     from divopd.run.folder import RunFolder
     from divopd.run.stored_config import load_run_config
 

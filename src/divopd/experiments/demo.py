@@ -15,7 +15,7 @@ from statistics import fmean
 from time import sleep
 from typing import Any
 
-from divopd.config_files import shipped_configs
+from divopd.config.files import shipped_configs
 from divopd.errors import DivopdError
 from divopd.experiments.preregistered import BUDGET, TARGETS
 from divopd.metrics import final_five, mean_of_last, nauc

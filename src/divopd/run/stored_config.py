@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from divopd.config_files import Layered, read_layers, shown
+from divopd.config.files import Layered, read_layers, shown
 from divopd.errors import InputError
 from divopd.run.folder import RunFolder
 from divopd.store import Store

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from divopd.config_yaml import parse_yaml, read_yaml
+from divopd.config.bounded_yaml import parse_yaml, read_yaml
 from divopd.errors import InputError, UnknownNameError
 
 MACHINES = "machines"  # the folder of their files, beside those of the settings
@@ -64,8 +64,8 @@ class Layered:
 
 def shipped_configs() -> Path:
     """The folder of the configurations that come with divopd: inside an installed package, else beside the sources."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "configs"
+    inside = Path(__file__).parents[1] / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "configs"
 
 
 def config_names() -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from divopd.config_files import Place
+from divopd.config.files import Place
 from divopd.environments import EnvironmentEntry, find_entry
 from divopd.errors import InputError
 from divopd.models.model_files import model_folder
