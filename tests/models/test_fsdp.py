@@ -89,7 +89,8 @@ def test_two_ranks_give_the_update_of_one(tmp_path: Path) -> None:
     for activations in ("keep", "recompute"):
         # products in bfloat16 by FSDP2: as near to float32 as autocast on one rank is, to a factor of two
         rounded = load_file(tmp_path / f"{activations}.safetensors")
-        assert distance(rounded, plain) < 2 * distance(autocast, plain) < 0.1
+        usual = distance(autocast, plain)
+        assert usual / 10 < distance(rounded, plain) < 2 * usual < 0.1
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
