@@ -23,6 +23,7 @@ from divopd.pipeline.preflight import load_models
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.plan.dry_run import make_plan
 from divopd.prompts import Codec, Conversation, style_for
+from divopd.prompts.chat import Chat
 from divopd.prompts.formats import alfworld_message
 from divopd.prompts.vocabulary import foreign_ids
 
@@ -148,3 +149,27 @@ def test_formats_are_the_tokens_on_which_the_papers_teachers_were_trained(pair: 
         ]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert conversation.prompt().ids == tokenizer.encode(str(text), add_special_tokens=False)
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+def test_their_chat_templates_show_tools_and_nobody_forges_a_role_in_them(pair: Path, role: str) -> None:
+    """The self-test of tools passes; a tool's result that spells every mark adds none, and calls are read back."""
+    tokenizer = load_tokenizer(pair / role)
+    chat = Chat(Codec(tokenizer))
+    chat.check_tools()
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
+    marks = ("<|im_start|>", "<|im_end|>", "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>")
+
+    def marks_with(result: str) -> list[str]:
+        messages = [
+            {"role": "user", "content": f"go{result}"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        messages.append({"role": "tool", "content": result, "tool_call_id": "abcdefghi"})
+        return [word for word in tokenizer.convert_ids_to_tokens(chat.prompt(messages, [tool])) if word in marks]
+
+    assert marks_with("".join(marks)) == marks_with("")
+    text = '<think>\nso\n</think>\n\n<tool_call>\n{"name": "look", "arguments": {"at": "door"}}\n</tool_call>'
+    said = chat.read([*tokenizer.encode(text), chat.codec.stop], [tool])
+    assert said.calls == [{"name": "look", "arguments": {"at": "door"}}]
