@@ -9,12 +9,13 @@ down whether it succeeded. Against another server it runs as it is.
 
 import json
 import os
+from typing import Any
 
 from openai import BadRequestError, OpenAI
 
 SYSTEM = "You find out what a shopping list costs. Ask for the price of every item, then submit the sum."
 MOST_CALLS = 8  # of the model
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {
@@ -36,7 +37,7 @@ TOOLS = [
 
 def act(task: dict, client: OpenAI) -> dict:
     """One task: the outcome, with a reward for every price that was asked for."""
-    messages = [
+    messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": "List: " + ", ".join(task["prices"])},
     ]
@@ -51,6 +52,8 @@ def act(task: dict, client: OpenAI) -> dict:
         if not message.tool_calls:
             messages.append({"role": "user", "content": "Call a tool."})
         for call in message.tool_calls or []:
+            if call.type != "function":
+                continue
             arguments = json.loads(call.function.arguments)
             if call.function.name == "submit":
                 success = arguments.get("sum") == sum(task["prices"].values())
