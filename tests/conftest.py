@@ -18,9 +18,7 @@ pytest_plugins = ["leak_guard", "wants"]
 SLOW_S = 3600  # the time limit of a slow test; that of the others is in pyproject.toml
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell: Ctrl-C of our children is tested
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault(
-    "RAY_raylet_start_wait_time_s", "300"
-)  # read when ray is imported: a busy machine is no broken one
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # ray reads it when it is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a machine that is busy, two threads wait for each other for ever
 
 # the same examples on every machine; no deadline, because test machines are shared
