@@ -47,7 +47,7 @@ def act(task: dict, client: OpenAI) -> dict:
             completion = client.chat.completions.create(model="student", messages=messages, tools=TOOLS)
         except BadRequestError:  # the conversation has grown too long for the student
             break
-        message = completion.choices[0].message
+        message: Any = completion.choices[0].message
         messages.append(message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))
         if not message.tool_calls:
             messages.append({"role": "user", "content": "Call a tool."})
