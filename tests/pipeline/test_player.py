@@ -289,7 +289,7 @@ def test_weights_that_are_wanted_no_more_hold_nobody(codec: Codec) -> None:
     while orders.missing:
         explorer.step()
     orders.version = 0
-    for _ in range(40):
+    for _ in range(80):  # a rollout takes fifteen
         explorer.step()
     assert len(orders.ended) > 4
 

@@ -6,11 +6,18 @@ A YAML file may extend another one (`extends: ../common.yaml`, relative to itsel
 other values are replaced. What no file says has the paper's value. What depends on the environment (its horizon, its
 evaluation, the look of its prompts) or on the student (the form of answers that it was taught) is filled in, so that
 the resolved configuration stored with a run says all of it.
+
+The classes are loaded when they are asked for: whoever only reads files (files.py), as audits and --help do, needs no
+pydantic.
 """
 
-from divopd.config.loading import load_config, validated
-from divopd.config.parts import Costs, LearnerPart, LoggerName, ModelPart, StudentPart
-from divopd.config.schema import SHARED, Config, package_versions
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from divopd.config.loading import load_config, validated
+    from divopd.config.parts import Costs, LearnerPart, LoggerName, ModelPart, StudentPart
+    from divopd.config.schema import SHARED, Config, package_versions
 
 __all__ = [
     "SHARED",
@@ -24,3 +31,15 @@ __all__ = [
     "package_versions",
     "validated",
 ]
+HOMES = {
+    "loading": ("load_config", "validated"),
+    "parts": ("Costs", "LearnerPart", "LoggerName", "ModelPart", "StudentPart"),
+    "schema": ("SHARED", "Config", "package_versions"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in HOMES.items():
+        if name in names:
+            return getattr(import_module(f"divopd.config.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
