@@ -85,6 +85,12 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-trl/bin/python --editable '.[train]' pytest pytest-timeout hypothesis
 	touch $@
 
+# a peer of `divopd bench store`; its wheel wants that TensorFlow and an older numpy
+.venv-reverb/installed:
+	test -x .venv-reverb/bin/python || $(PYTHON) -m venv .venv-reverb
+	scripts/install .venv-reverb/bin/python dm-reverb==0.14.0 tensorflow-cpu==2.14.1 'numpy<2'
+	touch $@
+
 .venv-lock/installed:
 	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	scripts/install .venv-lock/bin/python 'uv>=0.9'

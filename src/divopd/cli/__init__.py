@@ -35,7 +35,7 @@ COMMANDS = {
     "envs": "list the environments, what they need, and their tasks",
     "methods": "list the composers",
     "paper": "make the paper's tables, figures and claims at the scale of a laptop",
-    "bench": "measure speed against the plain way",
+    "bench": "measure speed against the best short way, or a real package",
     "doctor": "what is installed, what is missing, and how to get it",
 }
 

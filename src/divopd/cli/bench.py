@@ -1,4 +1,4 @@
-"""`divopd bench`: speed, measured against the plain way in the same run."""
+"""`divopd bench`: speed, measured in the same run against the best short way, or against a package users would take."""
 
 import argparse
 import importlib.util
@@ -9,13 +9,15 @@ from types import ModuleType
 
 import divopd
 from divopd.errors import InputError, UnknownNameError
+from divopd.experiments.peers import PeerProcess, find_peer, peers_of, python_of
 
-HELP = "Measure speed against the plain way or a peer, in one run, and print the ratio (above 1: ours is better)."
+HELP = "Measure speed against the best short way or a peer, in one run, and print the ratio (above 1: ours is better)."
 EXAMPLE = "divopd bench composer --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="without a name: list the benchmarks")
+    parser.add_argument("--peer", help="compare with this real package, in a virtual environment of its own")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--quick", action="store_true", help="small sizes, in seconds: shows that it runs, no figures")
 
@@ -23,12 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     files = benchmarks()
     if args.name is None:
-        print("\n".join(f"{name:14}{_first_line(file)}" for name, file in files.items()))
+        if args.peer is not None:
+            raise InputError("--peer needs the name of a benchmark; `divopd bench` lists them with their peers")
+        print("\n".join(f"{name:14}{_first_line(file)}{_peers(name)}" for name, file in files.items()))
         return 0
     if args.name not in files:
         raise UnknownNameError("benchmark", args.name, files)
+    peer = None if args.peer is None else find_peer(args.name, args.peer)
+    python = None if peer is None else python_of(peer)  # before anything is loaded
     module = _load(files[args.name])
-    result = module.run(module.QUICK if args.quick else module.FULL)
+    sizes = module.QUICK if args.quick else module.FULL
+    if peer is None or python is None:
+        result = module.run(sizes)
+    else:
+        with PeerProcess(python, files[args.name].parent / "peers" / peer.script) as process:
+            result = module.run_beside(peer, process, sizes)
     if args.quick:
         print("quick: sizes this small show that the benchmark runs; its figures are not measurements", file=sys.stderr)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))
@@ -36,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def benchmarks() -> dict[str, Path]:
-    """Every benchmark and its file. Each has `run(sizes)`, and two sizes for it: FULL to measure, QUICK to try."""
+    """Every benchmark and its file. Each has `run(sizes)`, and two sizes for it: FULL to measure, QUICK to try.
+
+    One with peers also has `run_beside(peer, process, sizes)`.
+    """
     return {file.stem: file for file in sorted(_folder().glob("*.py"))}
 
 
@@ -60,3 +74,7 @@ def _load(file: Path) -> ModuleType:
 
 def _first_line(file: Path) -> str:
     return file.read_text(encoding="utf-8").removeprefix('"""').splitlines()[0].rstrip('".')
+
+
+def _peers(name: str) -> str:
+    return f" (--peer {', '.join(peers_of(name))})" if peers_of(name) else ""
