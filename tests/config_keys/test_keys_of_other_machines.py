@@ -36,6 +36,13 @@ def test_the_plan_says_what_the_cluster_must_have(plan_before: str, plan_after: 
     assert "for each explorer" not in plan_before
 
 
+@planning("weights.way", "folder", *ON_RAY, needs="Ray", run_by=ACTORS)
+def test_versions_for_explorers_are_files_or_lie_in_the_object_store(plan_before: str, plan_after: str) -> None:
+    """Files of the newest three come to those that are evaluated."""
+    before, after = (_parts(_line(plan, "disk"))["weights"] for plan in (plan_before, plan_after))
+    assert after > before
+
+
 @planning("explorer.processes", "3", LIVE, needs="a process for each", run_by=ACTORS)
 def test_every_explorer_has_a_copy_of_the_student(plan_before: str, plan_after: str) -> None:
     """Evaluations are played with it, too."""

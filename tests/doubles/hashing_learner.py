@@ -31,6 +31,10 @@ class HashingLearner:
         self.asked.append("weights")
         return {"digest": self.digest}
 
+    def snapshot(self, dtype: str | None) -> dict[str, str]:
+        del dtype
+        return dict(self.weights())
+
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
         self.asked.append("save")
         content = json.dumps({"digest": self.digest, "state": dict(state)})

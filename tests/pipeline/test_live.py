@@ -82,6 +82,7 @@ def test_explorers_take_synced_versions_and_old_ones_go(
         world, seen = LiveWorld(access, run), []
         for version in range(14):
             world.publish(version, OneTensor())
+            world.publishing.settle()
             seen.append(access.newest_version())
     assert seen == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12]
     assert run.versions() == kept

@@ -10,7 +10,7 @@ from divopd.config import Config
 from divopd.errors import InputError
 from divopd.methods import make_composer
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.weights import gathered_weights
+from divopd.models.weights import copied_weights
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.live import LiveWorld
@@ -194,8 +194,8 @@ class Published:
     def __init__(self, policy: TransformersPolicy) -> None:
         self.model = policy.model
 
-    def weights(self) -> dict[str, Any]:
-        return gathered_weights(self.model)
+    def snapshot(self, dtype: str | None) -> dict[str, Any]:
+        return copied_weights(self.model, dtype)
 
 
 def test_an_evaluator_of_its_own_plays_what_is_due(

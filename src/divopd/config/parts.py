@@ -210,8 +210,14 @@ class EvaluationPart(Part):
     """τ, the success rate in percent to which `divopd compare` counts cost; null: from vanilla's peak."""
 
 
+Way = Literal["folder", "ray"]
+
+
 class WeightsPart(Part):
-    """Which published weights stay on disk."""
+    """How published weights get to explorers, and which of them stay on disk."""
+
+    way: Way | None = None
+    """folder: files of the run; ray: Ray's object store; null: ray on a cluster, else folder."""
 
     keep: PositiveInt | None = None
     """Of how many evaluated versions the weights stay, the newest ones, besides those still needed; null: of all."""

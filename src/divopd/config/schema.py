@@ -29,6 +29,7 @@ from divopd.config.parts import (
     RecoveryPart,
     StudentPart,
     TeacherPart,
+    Way,
     WeightsPart,
 )
 from divopd.errors import InputError, UnknownNameError
@@ -159,6 +160,8 @@ class Config(Part):
         for name, (value, usual) in live_only.items():
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
+        if self.weights.way == "ray" and self.cluster != "ray":
+            raise ValueError("weights.way is ray, and there is no object store; expected folder, or cluster: ray")
         for name, device in (("student", self.student.device), ("teacher", self.teacher.device)):
             if ":" in device and (self.cluster or (name == "student" and self.learner.ranks > 1)):
                 raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")
@@ -178,6 +181,20 @@ class Config(Part):
         part = self.teacher if role == "teacher" else self.student
         engine = 1 if role == "learner" else part.tensor_parallel
         return float(engine * part.device.startswith("cuda")) if said is None else said
+
+    @property
+    def weights_way(self) -> Way:
+        """How versions get to explorers: as it is said, or as is usual where the run is."""
+        return self.weights.way or ("ray" if self.cluster == "ray" else "folder")
+
+    @property
+    def weights_dtype(self) -> str | None:
+        """The type in which versions travel and are stored; None: the learner's own.
+
+        That in which the engine computes, which would round them anyway; audits compute with what the learner had.
+        """
+        rounds = not ENGINES[self.student.engine].local and self.learner.compute == "bfloat16"
+        return "bfloat16" if rounds and not self.audits.keep_last else None
 
     @property
     def crew(self) -> dict[str, int]:

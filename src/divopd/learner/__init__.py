@@ -25,6 +25,10 @@ class Learner(Protocol):
         """The student's weights as they are now; they may change with the next update."""
         ...
 
+    def snapshot(self, dtype: str | None) -> Weights:
+        """A copy of them on the CPU, which no later update changes; its fractions in `dtype`, or as they are."""
+        ...
+
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
         """Write FOLDER/UPDATE with all that `load` needs, and `state` beside it, whole or not at all."""
         ...

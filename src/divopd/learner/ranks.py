@@ -49,6 +49,10 @@ class FirstRank:
         _tell({"do": "weights"})
         return self._learner.weights()
 
+    def snapshot(self, dtype: str | None) -> Weights:
+        _tell({"do": "snapshot", "dtype": dtype})
+        return self._learner.snapshot(dtype)
+
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
         _tell({"do": "save", "folder": str(folder), "update": update})
         self._learner.save(folder, update=update, state=state)
@@ -70,6 +74,8 @@ def follow(learner: Learner) -> None:
             learner.update([turn_from_json(turn) for turn in wish["turns"]], wish["weights"])
         elif wish["do"] == "weights":
             learner.weights()
+        elif wish["do"] == "snapshot":
+            learner.snapshot(wish["dtype"])
         elif wish["do"] == "save":
             learner.save(Path(wish["folder"]), update=wish["update"], state={})  # the first rank alone writes
         else:

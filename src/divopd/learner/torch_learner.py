@@ -28,7 +28,7 @@ from divopd.models.optimization import Optimization
 from divopd.models.packing import Row, make_row, merge_rows, micro_batches
 from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.weights import gathered_weights
+from divopd.models.weights import copied_weights, gathered_weights
 from divopd.records import LogprobGap, UpdateFigures
 from divopd.run.checkpoints import load_checkpoint, save_checkpoint
 from divopd.turns import Turn
@@ -88,6 +88,10 @@ class TorchLearner:
     def weights(self) -> Weights:
         """The student's weights, gathered from all ranks; every rank calls it, the first has them whole."""
         return gathered_weights(self.policy.model)
+
+    def snapshot(self, dtype: str | None) -> Weights:
+        """A copy of them for explorers and files, made while nothing is trained."""
+        return copied_weights(self.policy.model, dtype)
 
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
         """See save_checkpoint: every rank calls it, the first writes."""

@@ -13,9 +13,22 @@ if TYPE_CHECKING:
 
 
 def fill_weights(model: "nn.Module", tensors: Mapping[str, "Tensor"], *, source: str) -> None:
-    """Fill a model; the weights of another one raise a CheckpointError, and then the model is as it was."""
-    check_alike(kinds_of(tensors), kinds_of(named_tensors(model)), source=source)
+    """Fill a model; the weights of another one raise a CheckpointError, and then the model is as it was.
+
+    A version that was published in bfloat16 fills a model in float32, too: every number of it is one there.
+    """
+    expected = named_tensors(model)
+    got = {name: _kind_in(tensor, expected.get(name)) for name, tensor in tensors.items()}
+    check_alike(got, kinds_of(expected), source=source)
     fill(model, tensors)
+
+
+def _kind_in(tensor: "Tensor", target: "Tensor | None") -> str:
+    """What a tensor is like once it fills the target."""
+    import torch
+
+    widened = target is not None and (tensor.dtype, target.dtype) == (torch.bfloat16, torch.float32)
+    return _kind(tensor.dtype if target is None or not widened else target.dtype, tensor)
 
 
 def check_alike(got: Mapping[str, str], expected: Mapping[str, str], *, source: str) -> None:
@@ -37,6 +50,21 @@ def named_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
 def gathered_weights(model: "nn.Module") -> dict[str, "Tensor"]:
     """All weights of a model on the CPU; with several ranks every one calls it, and the first has them whole."""
     return {name: gathered(tensor) for name, tensor in named_tensors(model).items()}
+
+
+def copied_weights(model: "nn.Module", dtype: str | None) -> dict[str, "Tensor"]:
+    """As `gathered_weights`, but a copy that later updates leave as it is; fractions are in `dtype`, if one is said.
+
+    They are rounded where they are, so that half as many bytes come from a GPU.
+    """
+    import torch
+
+    wanted = None if dtype is None else getattr(torch, dtype)
+    copies = {}
+    for name, tensor in named_tensors(model).items():
+        rounds = wanted is not None and tensor.is_floating_point()
+        copies[name] = gathered(tensor.detach().to(wanted if rounds else tensor.dtype, copy=True))
+    return copies
 
 
 def gathered(tensor: "Tensor") -> "Tensor":
@@ -66,4 +94,8 @@ def fill(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> None:
 
 
 def kinds_of(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
-    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
+    return {name: _kind(tensor.dtype, tensor) for name, tensor in tensors.items()}
+
+
+def _kind(dtype: object, tensor: "Tensor") -> str:
+    return f"{dtype} {list(tensor.shape)}"

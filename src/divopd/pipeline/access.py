@@ -1,7 +1,7 @@
 """All that a role of the live clock may touch, the same in a process (processes.py) as in an actor (on_ray.py)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +10,7 @@ import torch
 
 from divopd.config import Config
 from divopd.models.engine import StudentEngine
+from divopd.pipeline.publishing import FolderWay, Publishing
 from divopd.pipeline.rollouts import is_synced
 from divopd.pipeline.wishes import Stopped
 from divopd.run.checkpoints import read_weights
@@ -35,6 +36,10 @@ class PublishedWeights(Protocol):
         """Fill an engine; a CheckpointError means that the version is gone, replaced by newer ones."""
         ...
 
+    def publishing(self, config: Config, run: RunFolder, *, evaluated: Callable[[], Collection[int]]) -> Publishing:
+        """The learner's end of the same way."""
+        ...
+
 
 class WeightsFolder:
     """Published versions in the run's folder."""
@@ -48,6 +53,9 @@ class WeightsFolder:
     def load(self, version: int, engine: StudentEngine) -> None:
         path = self._run.weights_of(version)
         engine.fill_weights(read_weights(path), source=str(path))
+
+    def publishing(self, config: Config, run: RunFolder, *, evaluated: Callable[[], Collection[int]]) -> Publishing:
+        return FolderWay(config, run, evaluated=evaluated)
 
 
 @dataclass

@@ -137,12 +137,16 @@ class LiveOrders:
     def wanted(self) -> int | None:
         if time.monotonic() - self._looked >= POLL_S:
             self._looked = time.monotonic()
-            self._newest = self._access.newest_version()
+            self._newest = self._newer(self._access.newest_version())
             self._last_is_there = self._access.config.learner.updates in self._access.weights.versions()
             if self._examiner is not None:
                 self._examiner.look()
         due = None if self._examiner is None else self._examiner.version
         return self._newest if due is None else due
+
+    def _newer(self, found: int | None) -> int | None:
+        """Never back to older weights: a learner that was restarted comes to these again before it composes a batch."""
+        return max((one for one in (found, self._newest) if one is not None), default=None)
 
     def load(self, version: int) -> None:
         self._access.weights.load(version, self._student)

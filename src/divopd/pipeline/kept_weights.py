@@ -1,8 +1,8 @@
 """Which policy versions have their weights in the run's folder.
 
 They are those that are evaluated (with `weights.keep` the newest of them, and those whose evaluation is still to come);
-on the live clock the newest ones that explorers get; and, for audits, those from
-which the last `audits.keep_last` updates started. All others are deleted as the run goes on.
+on the live clock the newest ones that explorers get, if they get them from there; and, for audits, those from which the
+last `audits.keep_last` updates started. All others are deleted as the run goes on.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,25 +17,36 @@ from divopd.run.folder import RunFolder
 
 
 def keep_weights(
-    config: Config,
-    run: RunFolder,
-    version: int,
-    learner: Learner,
-    *,
-    evaluated: Callable[[], Collection[int]],
-    for_explorers: int = 0,
+    config: Config, run: RunFolder, version: int, learner: Learner, *, evaluated: Callable[[], Collection[int]]
 ) -> None:
     """Write the weights that the learner holds, if anybody will need them, and delete those that nobody needs now.
 
     `evaluated` tells which versions have been evaluated; it is asked only if some of their weights may go.
     """
-    read = for_explorers > 0 and is_synced(config, version)
-    if (read or is_evaluated(config, version) or config.audits.keep_last) and not run.weights_of(version).exists():
+    if is_lasting(config, version) and not run.weights_of(version).exists():
         publish_weights(run.weights, version, learner.weights())
+    known = examined(config, evaluated)
+    delete_needless(config, run, version=version, evaluated=known, for_explorers=0)
+
+
+def is_lasting(config: Config, version: int) -> bool:
+    """Whether anybody but explorers will want these weights: an evaluation, or an audit."""
+    return is_evaluated(config, version) or config.audits.keep_last > 0
+
+
+def examined(config: Config, evaluated: Callable[[], Collection[int]]) -> Collection[int]:
+    """The versions that have been evaluated, as far as it matters for what stays on disk."""
+    return () if config.weights.keep is None else evaluated()
+
+
+def delete_needless(
+    config: Config, run: RunFolder, *, version: int, evaluated: Collection[int], for_explorers: int
+) -> None:
+    """Delete the versions that nobody needs when the learner holds `version`."""
     known = run.versions()
     gone = superseded(config, known, version=version, for_explorers=for_explorers)
     if config.weights.keep is not None:
-        gone += surplus(config, known, evaluated(), version=version, for_explorers=for_explorers)
+        gone += surplus(config, known, evaluated, version=version, for_explorers=for_explorers)
     for old in gone:
         delete_folder(run.weights_of(old))
 

@@ -10,7 +10,6 @@ from divopd.learner import Learner
 from divopd.learner.ranks import FirstRank, follow, join
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.access import POLL_S, Access
-from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_student
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped
@@ -18,8 +17,6 @@ from divopd.pipeline.world import Waited, refuse_to_pause, refuse_to_starve
 from divopd.records import Clock, Observers
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch
-
-KEPT_VERSIONS = 3  # of those that explorers get: one may still be reading an older one
 
 
 def learn(access: Access) -> None:
@@ -35,21 +32,23 @@ def learn(access: Access) -> None:
         follow(learner)
         return
     first = FirstRank(learner)
-    with suppress(Stopped):
-        _train(access, folder, first)
+    _train(access, folder, first)
     first.close()  # after an error the other ranks are in the midst of something, and are ended with this one
 
 
 def _train(access: Access, folder: RunFolder, learner: Learner) -> None:
-    train(
-        access.config,
-        learner=learner,
-        ledger=access.store,
-        world=LiveWorld(access, folder),
-        run=folder,
-        observer=Observers(),  # whoever started the roles reads the records from the store
-        wishes=RoleWishes(access, folder),
-    )
+    world = LiveWorld(access, folder)
+    with suppress(Stopped):
+        train(
+            access.config,
+            learner=learner,
+            ledger=access.store,
+            world=world,
+            run=folder,
+            observer=Observers(),  # whoever started the roles reads the records from the store
+            wishes=RoleWishes(access, folder),
+        )
+    world.publishing.settle()
 
 
 class RoleWishes:
@@ -76,6 +75,7 @@ class LiveWorld:
         self.access, self.config, self.store, self.run = access, access.config, access.store, run
         self.heed: Callable[[], None] = access.check
         self.learner_s = 0.0
+        self.publishing = access.weights.publishing(access.config, run, evaluated=access.store.evaluations)
         self._began = time.monotonic()
 
     @property
@@ -87,10 +87,8 @@ class LiveWorld:
         self._began = time.monotonic() - seconds
 
     def publish(self, version: int, learner: Learner) -> None:
-        """Write the weights where explorers and evaluator find them; old ones that nobody needs go."""
-        keep_weights(
-            self.config, self.run, version, learner, evaluated=self.store.evaluations, for_explorers=KEPT_VERSIONS
-        )
+        """Give the weights to explorers and evaluator; old ones that nobody needs go."""
+        self.publishing.publish(version, learner)
 
     def evaluate(self, version: int, learner: Learner) -> None:
         """The evaluator sees by itself which versions are published and due."""
@@ -108,6 +106,7 @@ class LiveWorld:
             if rows and now - start > limit_s:
                 break
             self.heed()
+            self.publishing.look()
             self.access.doing("learner", "waiting for a batch, turns", rows, size)
             time.sleep(POLL_S)
             before, now = now, time.monotonic()
@@ -136,6 +135,8 @@ class LiveWorld:
         return {"elapsed_s": self.elapsed_s, "learner_s": self.learner_s}
 
     def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A resume publishes nothing of before the checkpoint: what an evaluation still wants must be on disk."""
+        self.publishing.settle()
         return state
 
     def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:

@@ -9,26 +9,21 @@ same rules as processes (processes.py), store and weights by Ray, which recover 
 import os
 import signal
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
-
 from divopd.composers import Composer
 from divopd.config import Config
 from divopd.curricula import Outcome
 from divopd.errors import DivopdError, FencedError, MissingExtraError, StoreError
-from divopd.models.engine import StudentEngine
 from divopd.pipeline.access import Access
+from divopd.pipeline.on_ray_weights import RemoteWeights, WeightsActor, answer
 from divopd.pipeline.processes import REFUSED, LiveRun, kind_of
 from divopd.pipeline.roles import perform
 from divopd.printable import said
 from divopd.records import EvaluationRecord, UpdateRecord
-from divopd.run.checkpoints import read_weights
 from divopd.run.doing import Doing, Now, write_now
 from divopd.run.folder import RunFolder
 from divopd.store import Answer, Arrived, Decided, JournaledBatch, Question, Store
@@ -36,13 +31,12 @@ from divopd.turns import Rollout
 
 try:
     import ray
-    from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError:
     raise MissingExtraError("ray", "ray") from None
 
 CPUS = 0.01  # of an actor: what it really takes is its threads' matter, and a whole one would keep others away
-KEPT_VERSIONS = 2  # in the object store
 PLACEMENT_S = 300.0  # for Ray to find a place for at least one actor of each role
 DIED = -9  # the exit code of an actor that is gone
 
@@ -98,7 +92,7 @@ class RemoteStore:
         self._actor = actor
 
     def _call(self, name: str, *values: Any, **named: Any) -> Any:
-        return _answer(self._actor.call.remote(name, values, named))
+        return answer(self._actor.call.remote(name, values, named))
 
     # ── Queue ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +129,7 @@ class RemoteStore:
     def note(self, kind: str, event: dict[str, Any]) -> None:
         """It may be lost with the store's actor, but is never written twice."""
         with suppress(RayActorError):
-            _answer(self._actor.note.remote(kind, event))
+            answer(self._actor.note.remote(kind, event))
 
     # ── Questions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,7 +169,7 @@ class RemoteStore:
 
     @property
     def updates(self) -> int:
-        return _answer(self._actor.updates.remote())
+        return answer(self._actor.updates.remote())
 
     def begin_learner(self) -> int:
         return self._call("begin_learner")
@@ -184,7 +178,7 @@ class RemoteStore:
         return self._call("rows", composer, update=update)
 
     def compose(self, composer: Composer, *, update: int, epoch: int) -> JournaledBatch:
-        return _answer(self._actor.compose.remote(composer, update, epoch))
+        return answer(self._actor.compose.remote(composer, update, epoch))
 
     def batch(self, update: int) -> JournaledBatch:
         return self._call("batch", update)
@@ -209,66 +203,6 @@ class RemoteStore:
 
     def record_evaluation(self, record: EvaluationRecord) -> bool:
         return self._call("record_evaluation", record)
-
-
-def _answer(reference: Any) -> Any:
-    """What an actor answered; an error of ours is raised as itself."""
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        raise error.cause from None
-
-
-class WeightsActor:
-    """Puts published versions into Ray's object store, from where each machine fetches one once."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = RunFolder(run)
-        self._references: dict[int, Any] = {}
-
-    def versions(self) -> list[int]:
-        return self._run.versions()
-
-    @ray.method(concurrency_group="reading")
-    def fetch(self, version: int) -> list[Any]:
-        """A list with the reference to a version, so that it is the reference that travels."""
-        if version not in self._references:
-            tensors = read_weights(self._run.weights_of(version))
-            newest = sorted(self._references)[1 - KEPT_VERSIONS :]
-            kept = {older: self._references[older] for older in newest}
-            self._references = kept | {version: ray.put({name: _as_array(t) for name, t in tensors.items()})}
-        return [self._references[version]]
-
-
-class RemoteWeights:
-    """Published versions as the roles on a cluster see them."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    def versions(self) -> list[int]:
-        return _answer(self._actor.versions.remote())
-
-    def load(self, version: int, engine: StudentEngine) -> None:
-        while True:
-            try:
-                [reference] = _answer(self._actor.fetch.remote(version))
-                arrays = cast(dict[str, Any], ray.get(reference))
-                break
-            except ObjectLostError:  # its owner died; the next one reads the file again
-                continue
-        engine.fill_weights({name: _as_tensor(*a) for name, a in arrays.items()}, source=f"version {version}")
-
-
-def _as_array(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], np.ndarray]:
-    """Type, shape and bytes: numpy arrays lie in the object store as they are, and are read there without a copy."""
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def _as_tensor(dtype: str, shape: tuple[int, ...], array: np.ndarray) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather write into it, which nobody does
-        return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
 
 
 class RoleActor:
@@ -357,7 +291,7 @@ class RayRun(LiveRun):
             self._here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             here = {"num_cpus": CPUS, "scheduling_strategy": self._here}
             lasting: dict[str, Any] = here | {"max_restarts": -1, "max_task_retries": -1}
-            reading: dict[str, Any] = lasting | {"concurrency_groups": {"reading": 1}}
+            reading: dict[str, Any] = lasting | {"concurrency_groups": {"reading": 1, "taking": 1}}
             folder = self.folder.path.absolute()
             self.store = ray.remote(**lasting)(StoreActor).remote(folder)
             self.weights = ray.remote(**reading)(WeightsActor).remote(folder)
@@ -365,7 +299,7 @@ class RayRun(LiveRun):
                 super().run()
             finally:
                 with suppress(RayActorError):  # it could not start: the run's own error says more
-                    _answer(self.store.close.remote())
+                    answer(self.store.close.remote())
         finally:
             if connected:
                 ray.shutdown()

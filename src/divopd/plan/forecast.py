@@ -268,9 +268,11 @@ def model_bytes(config: Config, student: ModelFacts) -> dict[str, int]:
     optimizer = _trained_parameters(config, student) * ADAM_BYTES
     evaluated = config.learner.updates // config.evaluation.every + 1
     kept = evaluated if config.weights.keep is None else min(config.weights.keep, evaluated)
+    stored = student.parameters * BYTES[config.weights_dtype or config.student.dtype]
+    recent = RECENT_VERSIONS if config.weights_way == "folder" else 0
     return {
         "checkpoints": CHECKPOINTS * (weights + optimizer),
-        "weights": (kept + RECENT_VERSIONS) * weights,
+        "weights": (kept + recent) * stored,
         **({"weights for audits": _audited_versions(config) * weights} if config.audits.keep_last else {}),
     }
 

@@ -25,7 +25,15 @@ from divopd.models.weights import (
     kinds_of,
     named_tensors,
 )
-from divopd.run.durable_folder import numbered_folders, numbered_path, refusal, verify, write_folder
+from divopd.run.durable_folder import (
+    numbered_folders,
+    numbered_path,
+    refusal,
+    verify,
+    write_folder,
+    write_hashed_folder,
+)
+from divopd.run.tensor_file import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -107,9 +115,14 @@ def publish_weights(
 ) -> None:
     """Write the weights of a policy version as FOLDER/VERSION for the explorers, whole or not at all.
 
-    `keep` deletes all but that many of the newest versions, after the new one is verified; None keeps all.
+    They are hashed while they are written; whoever loads them verifies them. `keep` deletes all but that many of the
+    newest versions, after the new one is there; None keeps all.
     """
-    write_folder(Path(folder), version, lambda target: _write_tensors(target / WEIGHTS, dict(weights)), keep=keep)
+
+    def write(target: Path) -> dict[str, dict[str, Any]]:
+        return {WEIGHTS: write_tensors(target / WEIGHTS, weights)}
+
+    write_hashed_folder(Path(folder), version, write, keep=keep)
 
 
 def load_weights(path: Path | str, model: "nn.Module") -> None:

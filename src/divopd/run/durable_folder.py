@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from divopd.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+
+Described = Mapping[str, dict[str, Any]]  # size and sha256 of files, as a manifest has them
 
 
 def numbered_path(parent: Path, number: int) -> Path:
@@ -37,20 +39,45 @@ def write_folder(parent: Path, number: int, fill: Callable[[Path], object], *, k
     When it returns, the folder is on disk and verified, and only then are all but the newest `keep` deleted (None
     keeps all). When it raises, and whenever the process dies, the other folders are as they were.
     """
+
+    def hashed(partial: Path) -> Described:
+        fill(partial)
+        return {file.name: _describe(file) for file in sorted(partial.iterdir())}
+
+    return _write(parent, number, hashed, check=verify, keep=keep)
+
+
+def write_hashed_folder(
+    parent: Path, number: int, fill: Callable[[Path], Described], *, keep: int | None = None
+) -> Path:
+    """As `write_folder`, where `fill` hashes what it writes: nothing is read back, only sizes are compared.
+
+    A disk that keeps other bytes than it was given is noticed by whoever reads the folder, who verifies it.
+    """
+    return _write(parent, number, fill, check=_check_sizes, keep=keep)
+
+
+def _write(
+    parent: Path,
+    number: int,
+    fill: Callable[[Path], Described],
+    *,
+    check: Callable[[Path], object],
+    keep: int | None,
+) -> Path:
     target, partial = numbered_path(parent, number), parent / f".{number:06d}.partial"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.glob(".[0-9]*.*"):  # of a process that was killed
             shutil.rmtree(leftover)
         partial.mkdir()
-        fill(partial)
-        _write_manifest(partial, number)
+        _write_manifest(partial, number, fill(partial))
         _sync(partial)
         if target.exists():  # saved before a resume, or damaged: the new one takes its place
             target.rename(parent / f".{number:06d}.replaced")
         partial.rename(target)
         _sync(parent)
-        verify(target)
+        check(target)
         _delete_old(parent, keep)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -135,12 +162,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _write_manifest(path: Path, number: int) -> None:
-    files = {}
-    for file in sorted(path.iterdir()):
+def _check_sizes(path: Path) -> None:
+    for name, expected in _read_manifest(path)["files"].items():
+        if (got := (path / name).stat().st_size) != expected["bytes"]:
+            raise OSError(f"{name} has {got} bytes, {expected['bytes']} were written")
+
+
+def _write_manifest(path: Path, number: int, files: Described) -> None:
+    for file in path.iterdir():
         _sync(file)
-        files[file.name] = _describe(file)
-    (path / MANIFEST).write_bytes(_manifest_bytes({"format": FORMAT, "number": number, "files": files}))
+    (path / MANIFEST).write_bytes(_manifest_bytes({"format": FORMAT, "number": number, "files": dict(files)}))
     _sync(path / MANIFEST)
 
 

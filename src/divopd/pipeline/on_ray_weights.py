@@ -1,0 +1,94 @@
+"""Weights through Ray's object store: the learner puts a version there, and each machine fetches it once.
+
+An actor beside the store owns the versions, so that they outlive a learner that dies. When the actor dies itself, Ray
+starts it again, and it has what is in the run's folder; the learner notices and gives it the newest version again.
+"""
+
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from divopd.config import Config
+from divopd.errors import MissingExtraError
+from divopd.models.engine import StudentEngine
+from divopd.models.policy import Weights
+from divopd.pipeline.publishing import FolderWay, Publishing
+from divopd.pipeline.shelf import Arrays, ObjectStoreWay, Shelf, as_arrays
+from divopd.run.folder import RunFolder
+
+try:
+    import ray
+    from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+except ImportError:
+    raise MissingExtraError("ray", "ray") from None
+
+
+def answer(reference: Any) -> Any:
+    """What an actor answered; an error of ours is raised as itself."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause from None
+
+
+class WeightsActor:
+    """Owns the published versions of a run in Ray's object store."""
+
+    def __init__(self, run: Path) -> None:
+        self._shelf = Shelf(run, put=ray.put)
+
+    def versions(self) -> list[int]:
+        return self._shelf.versions()
+
+    @ray.method(concurrency_group="taking")
+    def take(self, version: int, arrays: Arrays) -> None:
+        """The arrays lie in the object store as the caller's; here they become the actor's own."""
+        self._shelf.take(version, arrays)
+
+    @ray.method(concurrency_group="reading")
+    def fetch(self, version: int) -> list[Any]:
+        """A list with the reference to a version, so that it is the reference that travels."""
+        return [self._shelf.fetch(version)]
+
+
+class RemoteWeights:
+    """Published versions as the roles on a cluster see them."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def versions(self) -> list[int]:
+        return answer(self._actor.versions.remote())
+
+    def load(self, version: int, engine: StudentEngine) -> None:
+        while True:
+            try:
+                [reference] = answer(self._actor.fetch.remote(version))
+                arrays = cast(Arrays, ray.get(reference))
+                break
+            except ObjectLostError:  # its owner died; the next one reads the file again
+                continue
+        engine.fill_weights({name: _as_tensor(*a) for name, a in arrays.items()}, source=f"version {version}")
+
+    def take(self, version: int, weights: Weights) -> bool:
+        """Give a version to the actor; returns when it has it. False: the actor is gone."""
+        try:
+            answer(self._actor.take.remote(version, as_arrays(weights)))
+        except RayActorError:
+            return False
+        return True
+
+    def publishing(self, config: Config, run: RunFolder, *, evaluated: Callable[[], Collection[int]]) -> Publishing:
+        if config.weights_way == "folder":
+            return FolderWay(config, run, evaluated=evaluated)
+        return ObjectStoreWay(config, run, self, evaluated=evaluated)
+
+
+def _as_tensor(dtype: str, shape: tuple[int, ...], array: np.ndarray) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather write into it, which nobody does
+        return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
