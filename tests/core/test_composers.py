@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from divopd import METHODS, Turn, make_composer
 from divopd.composers import Candidate
 from divopd.composers.adaptive import offline_bound
+from divopd.composers.columns import STRETCH, select_by_columns
+from divopd.composers.rollout_first import RolloutFirst
 from divopd.errors import InputError, NothingToTrainWarning, UnknownNameError
 from divopd.pool import Batch, Pool, Row
 from divopd.turns import FateKind
@@ -105,6 +108,39 @@ def test_divopd_is_algorithm_1(turns: list[Turn], numbers: dict) -> None:
         assert dropped(batch, "invalid") == expected["invalid"]
         assert dropped(batch, "aged_out") == expected["aged_out"]
         assert batch.metrics["queued"] == len(queue)
+
+
+@given(pool=candidates(), batch=st.integers(1, 20), cap=st.none() | st.integers(1, 5))
+def test_arrays_select_what_lists_select(pool: list[Candidate], batch: int, cap: int | None) -> None:
+    """Large pools are composed with arrays: the same turns, order and passes, and the rest in order."""
+    valid = eligible(pool) or [Candidate("r", 0, "t", UPDATE, 0, None, 0.0, 1, 1)]
+    composer = make_composer("divopd", batch_size=batch, cap=cap)
+    expected = composer.select(valid, update=UPDATE)
+    selection = select_by_columns(valid, size=batch, cap=cap)
+    assert selection[:2] == expected[:2]
+    assert selection.left == [c for c in valid if c not in expected.candidates]
+    assert selection.first_seen == expected.first_seen == min(c.first_seen for c in valid)
+
+
+@pytest.mark.parametrize("cap", [4, None])
+def test_a_large_pool_is_composed_like_a_small_one(cap: int | None) -> None:
+    """More turns than are read at once, in any order and with equal disagreements: every list is the definition's."""
+    random = Random(0)
+    keys = [(f"r{number % 1500}", number // 1500) for number in range(3 * STRETCH)]
+    pool = [
+        Candidate(*key, "t", random.randint(2, 5), random.randint(0, 5), reason, random.randint(0, 40) / 8, 9, 3)
+        for key in random.sample(keys, len(keys))
+        for reason in random.choices([None, "misaligned"], [9, 1])
+    ]
+    composer = make_composer("divopd", batch_size=len(pool) // 4, cap=cap, max_pending_age=3)
+    assert isinstance(composer, RolloutFirst)
+    decision, valid = composer.decide(pool, update=UPDATE), eligible(pool)
+    expected = RolloutFirst.select(composer, valid, update=UPDATE)  # with lists, whatever the size
+    assert (decision.selected, decision.passes) == expected[:2]
+    taken = {c.key for c in expected.candidates}
+    left = [c for c in valid if c.key not in taken]
+    assert decision.aged_out == [c for c in left if c.first_seen < UPDATE - 3]
+    assert decision.pending == [c for c in left if c.first_seen >= UPDATE - 3]
 
 
 @pytest.mark.parametrize("method", ["divopd", "divopd-base", "divopd-r"])

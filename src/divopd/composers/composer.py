@@ -59,6 +59,8 @@ class Selection(NamedTuple):
 
     candidates: list[Candidate]
     passes: list[int]
+    left: list[Candidate] | None = None  # all others in the order of the pool; None: they are still to be found
+    first_seen: int = -1  # nothing of the pool was first seen earlier
 
 
 class Decision(NamedTuple):
@@ -164,15 +166,18 @@ class Composer(ABC):
     def decide(self, pool: Sequence[Candidate], *, update: int) -> Decision:
         """Compose one batch from a pool: pending turns, then fresh ones, each in arrival order. Pure."""
         oldest = self.oldest_version(update)
-        stale = [c for c in pool if c.version < oldest]  # step 1
-        eligible = [c for c in pool if c.version >= oldest] if stale else list(pool)
-        invalid = [c for c in eligible if c.reason is not None] if self.gated else []  # step 3
-        valid = [c for c in eligible if c.reason is None] if invalid else eligible
-        selected, passes = self.select(valid, update=update)  # steps 4-7
-        taken = set(map(id, selected))  # by identity: select() returns candidates of the pool
-        left = [c for c in valid if id(c) not in taken]
+        if self.gated:
+            unfit = [c for c in pool if c.version < oldest or c.reason is not None]
+        else:
+            unfit = [c for c in pool if c.version < oldest]
+        stale = [c for c in unfit if c.version < oldest]  # step 1
+        invalid = [c for c in unfit if c.version >= oldest]  # step 3
+        valid = _without(pool, unfit) if unfit or not isinstance(pool, list) else pool
+        selected, passes, left, first_seen = self.select(valid, update=update)  # steps 4-7
+        if left is None:
+            left = _without(valid, selected)
         born = update - self.settings.max_pending_age  # step 8
-        aged_out = [c for c in left if c.first_seen < born]
+        aged_out = [c for c in left if c.first_seen < born] if first_seen < born else []
         return Decision(
             selected=selected,
             weights=self.weights(selected, update=update, settings=self.settings),
@@ -182,6 +187,12 @@ class Composer(ABC):
             aged_out=aged_out,
             pending=[c for c in left if c.first_seen >= born] if aged_out else left,
         )
+
+
+def _without(pool: Sequence[Candidate], gone: list[Candidate]) -> list[Candidate]:
+    """The others, in order. By identity: both lists hold the candidates of one pool."""
+    identities = set(map(id, gone))
+    return [c for c in pool if id(c) not in identities]
 
 
 def nothing_to_train(decision: Decision, *, update: int) -> str | None:

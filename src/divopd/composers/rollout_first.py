@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from random import Random
 
+from divopd.composers.columns import select_by_columns
 from divopd.composers.composer import Candidate, Composer, Selection
 
 Group = list[Candidate]
+MANY = 2048  # turns, from which on arrays are faster than lists
 TURN, FIRST_SEEN, DISAGREEMENT = attrgetter("turn"), attrgetter("first_seen"), attrgetter("disagreement")
 
 
@@ -22,12 +24,14 @@ class RolloutFirst(Composer):
 
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
         groups = longest_waiting_first(group_by_rollout(pool))  # step 4
-        return sweep(
+        oldest = min(map(FIRST_SEEN, groups[0])) if groups else -1
+        swept = sweep(
             groups,
             rank=lambda group: self.rank(group, update=update),  # step 5
             size=self.settings.batch_size,
             cap=self.settings.cap,
         )  # steps 6-7
+        return swept._replace(first_seen=oldest)
 
     @abstractmethod
     def rank(self, group: Group, *, update: int) -> Group:
@@ -36,6 +40,11 @@ class RolloutFirst(Composer):
 
 class DivOPD(RolloutFirst):
     """Gate, rollout-first coverage, and the turns of largest disagreement inside each rollout."""
+
+    def select(self, pool: list[Candidate], *, update: int) -> Selection:
+        if len(pool) < MANY:
+            return super().select(pool, update=update)
+        return select_by_columns(pool, size=self.settings.batch_size, cap=self.settings.cap)
 
     def rank(self, group: Group, *, update: int) -> Group:
         del update
