@@ -93,3 +93,31 @@ def test_two_ranks_train_to_the_end_though_one_is_killed(models: Path, tmp_path:
     saved = load_file(tmp_path / "run" / "checkpoints" / "000005" / "optimizer.safetensors")
     for name, tensor in student.model.named_parameters():
         assert saved[f"exp_avg_sq/{name}"].shape == tensor.shape
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_rank_that_hangs_is_named_and_the_run_goes_on(models: Path, tmp_path: Path) -> None:
+    """SIGSTOP of the second rank, and later of the first: each is found by its silence, and all updates are made."""
+    learner = {"updates": 5, "checkpoint_every": 1, "max_wait_s": 60, "ranks": 2, "max_tokens": 400, "hung_after_s": 20}
+    settings = config(models, clock="live", learner=learner)
+    begin_run(settings, tmp_path / "run")
+    victims = ["learner-1", "learner"]
+
+    def stop(record: UpdateRecord) -> None:
+        if victims and record.update in (1, 3):
+            worker = run.workers[victims.pop(0)]
+            assert isinstance(worker, subprocess.Popen)
+            worker.send_signal(signal.SIGSTOP)
+
+    listener = Listener(stop)
+    run = LiveRun(settings, tmp_path / "run", observer=listener, wishes=Wishes())
+    run.run()
+    hung = [sentence.partition(": it was not heard for ")[0] for sentence in listener.sentences if "hangs" in sentence]
+    assert hung == ["the learner-1 hangs (rank 1 of the learner's 2)", "the learner hangs (rank 0 of the learner's 2)"]
+    assert [record.update for record in listener.updates] == list(range(5))
+    with Store.open_read_only(tmp_path / "run") as store:
+        audit_ledger(store)
+        trained = [key for update in range(5) for key in store.journal(update).selected]
+    assert len(trained) == len(set(trained))
+    assert processes_of(str(tmp_path / "run")) == []

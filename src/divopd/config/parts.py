@@ -1,6 +1,7 @@
 """The sections of a configuration: keys, defaults and what they mean. What no file says has the paper's value."""
 
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -133,12 +134,29 @@ class LearnerPart(Optimization):
     keep_tokens: bool = True
     """Keep the tokens of turns that no resume needs; without them a run is no recording."""
     ranks: int = 1
-    """Processes of one machine that share the weights (FSDP2); on CUDA each has a device of its own."""
+    """Processes that share the weights (FSDP2); on CUDA each has a device of its own."""
+    nodes: int = 1
+    """Machines of a cluster over which the ranks are spread evenly; those of each hold all weights (HSDP)."""
+    address: str = "127.0.0.1"
+    """Where the ranks meet: an IPv4 address of the first machine. Another than loopback opens a port to who reaches it."""
+    port: int = 0
+    """The port of that address; 0: a free one."""
+    hung_after_s: float = 300.0
+    """A rank that is not heard for so long hangs: all ranks are ended and go on from the last checkpoint."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "max_grad_norm", "max_tokens", "updates", "max_wait_s", "checkpoint_every", "ranks"):
+        counts = ("max_tokens", "updates", "checkpoint_every", "ranks", "nodes")
+        for name in (*counts, "lr", "max_grad_norm", "max_wait_s", "hung_after_s"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.ranks % self.nodes:
+            raise InputError(f"ranks is {self.ranks}; expected as many on each of the {self.nodes} machines (nodes)")
+        if not 0 <= self.port < 2**16:
+            raise InputError(f"port is {self.port}; expected 0 for a free one, or a number below 65536")
+        try:
+            IPv4Address(self.address)
+        except ValueError:
+            raise InputError(f"address is {self.address!r}; expected an IPv4 address such as 10.0.0.1") from None
         if not 0 <= self.warmup < self.updates:
             raise InputError(f"warmup is {self.warmup}; expected from 0 to fewer than the run's {self.updates} updates")
 

@@ -162,6 +162,8 @@ class Config(Part):
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
         if self.weights.way == "ray" and self.cluster != "ray":
             raise ValueError("weights.way is ray, and there is no object store; expected folder, or cluster: ray")
+        if self.learner.nodes > 1 and self.cluster is None:
+            raise ValueError(f"learner.nodes is {self.learner.nodes}; expected 1 without cluster: ray")
         for name, device in (("student", self.student.device), ("teacher", self.teacher.device)):
             if ":" in device and (self.cluster or (name == "student" and self.learner.ranks > 1)):
                 raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")

@@ -1,13 +1,12 @@
 """Several ranks as one learner: processes that share the weights (torch_learner.py shards them) and work in step.
 
 The training loop runs on the first rank alone. What it asks of its learner, it asks of all: before each call the first
-rank tells the others, as JSON, what to do. A rank that dies takes the others with it: whoever started them starts all
-of them again, and they go on from the last checkpoint.
+rank tells the others, as JSON, what to do. A rank that dies or hangs takes the others with it: whoever started them
+starts all of them again, and they go on from the last checkpoint.
 """
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,38 +14,78 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore
 
 from divopd.learner import Learner, Weights
+from divopd.learner.meeting import network_to
 from divopd.records import UpdateFigures
 from divopd.turns import Turn, turn_from_json, turn_to_json
 
-LONGEST_WAIT = timedelta(days=1)  # for a batch. A rank that died is not found out by waiting for it, see above
+LONGEST_WAIT = timedelta(days=1)  # for a batch: nobody is hung who waits for one
 
 
-def join(rendezvous: Path, *, rank: int, ranks: int, device: str) -> None:
-    """Become one of the ranks; waits for all of them. On CUDA each takes a device of its own."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are on one machine: nobody else need reach them
-    backend = "gloo"
+def take_device(device: str, *, rank: int) -> None:
+    """On CUDA each rank has a device of its own; before its model is loaded."""
     if device.startswith("cuda"):
-        backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(rank % torch.cuda.device_count())  # an actor of a cluster sees one, and it is its own
-    address = f"file://{rendezvous.absolute()}"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks, timeout=LONGEST_WAIT)
+
+
+def join(store: TCPStore, address: str, *, rank: int, ranks: int, device: str, hung_after_s: float) -> "Crew":
+    """Become one of the ranks; waits for all of them.
+
+    Ranks that compute together wait for one another twice as long as a silent one is waited for: whoever watches their
+    heartbeats finds the one that hangs before.
+    """
+    if network := network_to(address):  # nobody else need reach them
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, network)
+    store.set(f"here/{rank}", "yes")
+    store.wait([f"here/{other}" for other in range(ranks)])  # as long as the store waits: some load their model longer
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    patience = timedelta(seconds=2 * hung_after_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=patience)
+    return Crew()
+
+
+class Crew:
+    """All ranks, as each of them sees them: the first tells what to do, the others hear it."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+
+    def tell(self, wish: dict[str, Any]) -> None:
+        self._broadcast(json.dumps(wish).encode())
+
+    def hear(self) -> dict[str, Any]:
+        return json.loads(self._broadcast(b""))
+
+    def leave(self) -> None:
+        """The last call of a rank."""
+        dist.destroy_process_group()
+
+    def _broadcast(self, text: bytes) -> bytes:
+        """The first rank's text, on every rank."""
+        size = torch.tensor(len(text))
+        dist.broadcast(size, src=0, group=self._group)
+        content = torch.empty(int(size), dtype=torch.uint8)
+        if dist.get_rank() == 0:
+            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(content, src=0, group=self._group)
+        return content.numpy().tobytes()
 
 
 class FirstRank:
     """The learner that the training loop sees: whatever it does, the other ranks do with it."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner, crew: Crew) -> None:
+        self._learner, self._crew = learner, crew
 
     def update(self, turns: Sequence[Turn], weights: Sequence[float]) -> UpdateFigures:
-        _tell({"do": "update", "turns": [turn_to_json(turn) for turn in turns], "weights": list(weights)})
+        self._crew.tell({"do": "update", "turns": [turn_to_json(turn) for turn in turns], "weights": list(weights)})
         return self._learner.update(turns, weights)
 
     def weights(self) -> Weights:
-        _tell({"do": "weights"})
+        self._crew.tell({"do": "weights"})
         return self._learner.weights()
 
     def snapshot(self, dtype: str | None) -> Weights:
@@ -54,22 +93,22 @@ class FirstRank:
         return self._learner.snapshot(dtype)
 
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
-        _tell({"do": "save", "folder": str(folder), "update": update})
+        self._crew.tell({"do": "save", "folder": str(folder), "update": update})
         self._learner.save(folder, update=update, state=state)
 
     def load(self, path: Path) -> dict[str, Any]:
-        _tell({"do": "load", "path": str(path)})
+        self._crew.tell({"do": "load", "path": str(path)})
         return self._learner.load(path)
 
     def close(self) -> None:
         """Let the other ranks go, after the last call."""
-        _tell({"do": "end"})
-        dist.destroy_process_group()
+        self._crew.tell({"do": "end"})
+        self._crew.leave()
 
 
-def follow(learner: Learner) -> None:
+def follow(learner: Learner, crew: Crew) -> None:
     """Any rank but the first: do what the first one does, until it ends."""
-    while (wish := _hear())["do"] != "end":
+    while (wish := crew.hear())["do"] != "end":
         if wish["do"] == "update":
             learner.update([turn_from_json(turn) for turn in wish["turns"]], wish["weights"])
         elif wish["do"] == "weights":
@@ -80,23 +119,4 @@ def follow(learner: Learner) -> None:
             learner.save(Path(wish["folder"]), update=wish["update"], state={})  # the first rank alone writes
         else:
             learner.load(Path(wish["path"]))
-    dist.destroy_process_group()
-
-
-def _tell(wish: dict[str, Any]) -> None:
-    _broadcast(json.dumps(wish).encode())
-
-
-def _hear() -> dict[str, Any]:
-    return json.loads(_broadcast(b""))
-
-
-def _broadcast(text: bytes) -> bytes:
-    """The first rank's text, on every rank."""
-    size = torch.tensor(len(text))
-    dist.broadcast(size, src=0)
-    content = torch.empty(int(size), dtype=torch.uint8)
-    if dist.get_rank() == 0:
-        content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(content, src=0)
-    return content.numpy().tobytes()
+    crew.leave()

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from divopd.config import Config
+from divopd.learner.meeting import Place
 from divopd.models.engine import StudentEngine
 from divopd.pipeline.publishing import FolderWay, Publishing
 from divopd.pipeline.rollouts import is_synced
@@ -70,6 +71,7 @@ class Access:
     rank: int = 0  # of a learner, or the number of a teacher or an explorer
     doing: Callable[..., None] = silent  # hears what the role does now, see run/doing.py
     open_store: Callable[[], AbstractContextManager[RunStore]] | None = None  # once more, for another thread
+    meeting: Callable[[], Place | None] = lambda: None  # where the ranks of the learner meet, once the first is there
 
     def __post_init__(self) -> None:
         torch.set_num_threads(self.config.threads)

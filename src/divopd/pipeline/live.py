@@ -7,7 +7,8 @@ from typing import Any
 
 from divopd.composers import Composer
 from divopd.learner import Learner
-from divopd.learner.ranks import FirstRank, follow, join
+from divopd.learner.meeting import find, serve, write_place
+from divopd.learner.ranks import FirstRank, follow, join, take_device
 from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.access import POLL_S, Access
 from divopd.pipeline.models import load_student
@@ -26,12 +27,26 @@ def learn(access: Access) -> None:
     if config.learner.ranks == 1:
         _train(access, folder, TorchLearner(load_student(config), config.learner))
         return
-    join(folder.rendezvous, rank=access.rank, ranks=config.learner.ranks, device=config.student.device)
-    learner = TorchLearner(load_student(config), config.learner)
+    take_device(config.student.device, rank=access.rank)
+    settings, student = config.learner, load_student(config)
     if access.rank:
-        follow(learner)
+        store = find(access.meeting, access.check)
+    else:
+        store, place = serve(settings.address, settings.port, ranks=settings.ranks)
+        write_place(folder.rendezvous, place)
+    crew = join(
+        store,
+        settings.address,
+        rank=access.rank,
+        ranks=settings.ranks,
+        device=config.student.device,
+        hung_after_s=settings.hung_after_s,
+    )
+    learner = TorchLearner(student, settings)
+    if access.rank:
+        follow(learner, crew)
         return
-    first = FirstRank(learner)
+    first = FirstRank(learner, crew)
     _train(access, folder, first)
     first.close()  # after an error the other ranks are in the midst of something, and are ended with this one
 

@@ -1,7 +1,7 @@
 """The live clock on a Ray cluster: the same roles as in roles.py, as actors.
 
-The run's folder is on the machine that starts the run, and with it the learner, the actor that owns the store and the
-actor that puts published weights into Ray's object store. Explorers, teachers and evaluator are wherever Ray finds the
+The run's folder is on the machine that starts the run, and with it the learner's first rank, the actor that owns the
+store and the actor that puts published weights into Ray's object store. Explorers, teachers and evaluator are wherever Ray finds the
 GPUs that the configuration asks for; they need no shared file system. Actors that die are started again: roles by the
 same rules as processes (processes.py), store and weights by Ray, which recover from their files.
 """
@@ -18,8 +18,10 @@ from divopd.composers import Composer
 from divopd.config import Config
 from divopd.curricula import Outcome
 from divopd.errors import DivopdError, FencedError, MissingExtraError, StoreError
+from divopd.learner.meeting import Place, read_place
 from divopd.pipeline.access import Access
 from divopd.pipeline.on_ray_weights import RemoteWeights, WeightsActor, answer
+from divopd.pipeline.placing import CPUS, PLACEMENT_S, LearnerPlaces
 from divopd.pipeline.processes import REFUSED, LiveRun, kind_of
 from divopd.pipeline.roles import perform
 from divopd.printable import said
@@ -36,8 +38,6 @@ try:
 except ImportError:
     raise MissingExtraError("ray", "ray") from None
 
-CPUS = 0.01  # of an actor: what it really takes is its threads' matter, and a whole one would keep others away
-PLACEMENT_S = 300.0  # for Ray to find a place for at least one actor of each role
 DIED = -9  # the exit code of an actor that is gone
 
 
@@ -56,6 +56,10 @@ class StoreActor:
         if name not in vars(RemoteStore):
             raise StoreError(f"the store's actor was asked for {name!r}, which no role may ask for")
         return getattr(self._store, name)(*values, **named)
+
+    def meeting(self) -> Place | None:
+        """Where the ranks of the learner meet: the run's folder, in which the first rank tells it, is here."""
+        return read_place(self._run.rendezvous)
 
     def updates(self) -> int:
         return self._store.updates
@@ -226,11 +230,16 @@ class RoleActor:
             rank=self._number,
             open_store=lambda: nullcontext(self._store),
             doing=Doing(lambda now: self._heard.hear.remote(self._name, now)),
+            meeting=lambda: answer(self._heard.meeting.remote()),
         )
         return perform(access, self._kind)
 
     def stop(self) -> None:
         self._stopping = True
+
+    def beat(self) -> int:
+        """Answers while the process is alive, whatever it does meanwhile."""
+        return os.getpid()
 
 
 class ActorWorker:
@@ -242,6 +251,7 @@ class ActorWorker:
         self._placed, self._done = actor.__ray_ready__.remote(), actor.perform.remote()
         self._code: int | None = None
         self._told = False
+        self._asked, self._beats = actor.beat.remote(), 0
 
     def poll(self) -> int | None:
         if self._code is None and _is_there(self._done):
@@ -266,6 +276,12 @@ class ActorWorker:
     @property
     def is_placed(self) -> bool:
         return _is_there(self._placed)
+
+    def sign(self) -> int | None:
+        """How often it has answered that it is alive; asks again when it has. None before the first answer."""
+        if _is_there(self._asked):
+            self._asked, self._beats = self.actor.beat.remote(), self._beats + 1
+        return self._beats or None
 
     def terminate(self) -> None:
         if not self._told:
@@ -295,9 +311,12 @@ class RayRun(LiveRun):
             folder = self.folder.path.absolute()
             self.store = ray.remote(**lasting)(StoreActor).remote(folder)
             self.weights = ray.remote(**reading)(WeightsActor).remote(folder)
+            self._places = LearnerPlaces(self.config, here=ray.get_runtime_context().get_node_id())
             try:
+                self._places.wait(self.wishes.check)
                 super().run()
             finally:
+                self._places.release()
                 with suppress(RayActorError):  # it could not start: the run's own error says more
                     answer(self.store.close.remote())
         finally:
@@ -305,18 +324,21 @@ class RayRun(LiveRun):
                 ray.shutdown()
 
     def start(self, name: str) -> ActorWorker:
-        kind, _ = kind_of(name)
+        kind, number = kind_of(name)
         roles = ("explorer", "teacher") if kind == "preflight" else (kind,)  # which loads the engines of both
         options = {
             "num_cpus": CPUS,
             "num_gpus": max(self.config.gpus_of(role) for role in roles),
             "max_concurrency": 2,
-            "scheduling_strategy": self._here if kind == "learner" else "SPREAD",
+            "scheduling_strategy": self._places.of(number) if kind == "learner" else "SPREAD",
         }
         actor = ray.remote(**options)(RoleActor).remote(
             self.config, self.store, self.weights, name=name, run=self.folder.path.absolute(), where=Path.cwd()
         )
         return ActorWorker(actor, self.folder.log(name))
+
+    def sign_of(self, name: str) -> object:
+        return cast(ActorWorker, self.workers[name]).sign()
 
     def wait(self) -> None:
         """A role of which no actor finds a place ends the run; if some explorers do, the others may come later."""

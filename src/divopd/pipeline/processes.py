@@ -1,6 +1,7 @@
 """The live clock: all roles at work at once, each a process, restarted when it dies (specification §7)."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from divopd.config import Config
 from divopd.errors import DivopdError
 from divopd.pipeline import broken, wrong_answers
+from divopd.pipeline.heartbeats import Heartbeats
 from divopd.pipeline.preflight import stages
 from divopd.pipeline.wishes import Wishes
 from divopd.records import Observer
@@ -81,12 +83,20 @@ class LiveRun:
         self.lasting = [*self.learners, *(evaluators or explorers)]  # who end by themselves, when their work is done
         self.workers: dict[str, Worker] = {}
         self.deaths: Counter[str] = Counter()  # since the last update or evaluation
+        self.heartbeats = Heartbeats(config.learner.hung_after_s)
 
     def start(self, name: str) -> Worker:
         """Set a role to work; what it says goes to a log of its name."""
+        (self.folder.beats / name).unlink(missing_ok=True)
         command = [sys.executable, "-m", "divopd.pipeline.roles", str(self.folder.path), name, str(os.getpid())]
         with self.folder.log(name).open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def sign_of(self, name: str) -> object:
+        """What changes while a rank of the learner is alive; None before its first heartbeat."""
+        with suppress(FileNotFoundError):
+            return (self.folder.beats / name).stat().st_mtime_ns
+        return None
 
     def wait(self) -> None:
         """Let the roles work for a moment, then hear what is asked of the run."""
@@ -112,6 +122,7 @@ class LiveRun:
             finally:
                 self._stop()
                 forget_now(self.folder.now)
+                shutil.rmtree(self.folder.beats, ignore_errors=True)
                 news.tell()
 
     def _preflight(self) -> None:
@@ -130,6 +141,7 @@ class LiveRun:
             self.folder.rendezvous.unlink(missing_ok=True)
         for name in names:
             self.workers[name] = self.start(name)
+            self.heartbeats.forget(name)
 
     def _over(self) -> bool:
         """Restart what died; True when the learner and whoever evaluates have ended well."""
@@ -147,7 +159,18 @@ class LiveRun:
             elif code is not None:
                 self._restart(name, code)
                 return False  # ranks are started together: their codes are of before
+        self._end_hung([name for name in self.learners if codes[name] is None])
         return False
+
+    def _end_hung(self, names: Iterable[str]) -> None:
+        """A rank that is silent for too long is ended, and so it is started again as one that died."""
+        for name in names:
+            silent_s = self.heartbeats.look(name, self.sign_of(name))
+            if silent_s is not None:
+                rank = f"rank {kind_of(name)[1]} of the learner's {len(self.learners)}"
+                self.observer.told(f"the {name} hangs ({rank}): it was not heard for {silent_s:.0f} s and is ended")
+                self.heartbeats.forget(name)
+                self.workers[name].kill()
 
     def _restart(self, name: str, code: int) -> None:
         self.deaths[name] += 1

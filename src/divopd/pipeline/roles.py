@@ -17,9 +17,11 @@ from types import FrameType
 from divopd.errors import AlignmentError, EnvironmentFailure, InputError, TeacherAwayError
 from divopd.evaluation import exam_of, is_evaluated
 from divopd.first_evaluation import evaluate_version
+from divopd.learner.meeting import read_place
 from divopd.models.engine import Interruptible
 from divopd.pipeline.access import Access, WeightsFolder
 from divopd.pipeline.exploring import explore
+from divopd.pipeline.heartbeats import beat
 from divopd.pipeline.live import learn
 from divopd.pipeline.models import load_actor
 from divopd.pipeline.preflight import check_stage
@@ -135,7 +137,10 @@ def main(run: str, name: str, parent: str) -> int:
             rank=number,
             open_store=lambda: Store.open(folder.path),
             doing=doing,
+            meeting=lambda: read_place(folder.rendezvous),
         )
+        if kind == "learner":
+            beat(folder.beats / name)
         refusal = perform(access, kind)
     if refusal is not None:
         print(said(refusal), file=sys.stderr)

@@ -20,6 +20,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.report = self.path / "report.html"
         self.rendezvous = self.path / "ranks"  # by which the ranks of the learner find one another
+        self.beats = self.path / "beats"  # by which ranks say that they are alive (heartbeats.py)
         self.lock = self.path / "lock"  # held by the one command that works on the run (lock.py)
         self.now = self.path / "now"  # what each process of the run does, while it goes on
         self.checkpoint_wanted = self.path / "checkpoint-wanted"  # by which the learner is asked for one
