@@ -9,6 +9,8 @@ ON_RAY = (LIVE, "cluster=ray")
 ACTORS = "tests/pipeline/test_on_ray.py::test_killed_actors_lose_nothing_and_train_nothing_twice"
 EXAMS = "tests/wiring/test_evaluating.py::test_the_explorers_engine_examines_as_an_engine_of_its_own"
 RANKS = "tests/pipeline/test_ranks.py::test_two_ranks_train_to_the_end_though_one_is_killed"
+HUNG = "tests/pipeline/test_ranks.py::test_a_rank_that_hangs_is_named_and_the_run_goes_on"
+NODES = "tests/pipeline/test_networks.py::test_ranks_on_two_networks_train_as_one"
 TEACHERS = "tests/pipeline/test_live.py::test_two_teachers_share_the_work_and_explorers_load_none"
 VLLM = "tests/models/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
 
@@ -72,6 +74,37 @@ def test_ranks_share_the_weights(plan_before: str, plan_after: str) -> None:
     for purpose in ("student", "gradient", "AdamW"):
         assert after[purpose] == pytest.approx(before[purpose] / 2, rel=0.02)
     assert "learner 0 × 2" in _line(plan_after, "cluster")
+
+
+@planning("learner.nodes", "2", *ON_RAY, "learner.ranks=4", needs="several machines", run_by=NODES)
+def test_the_ranks_of_each_machine_hold_all_weights(plan_before: str, plan_after: str) -> None:
+    """Two on each of two machines share them between two, four on one between four."""
+    before, after = (_memory(plan, "learner") for plan in (plan_before, plan_after))
+    for purpose in ("student", "gradient", "AdamW"):
+        assert after[purpose] == pytest.approx(before[purpose] * 2, rel=0.02)
+    assert _line(plan_before, "ranks").startswith("4 on one machine, which meet at 127.0.0.1, a free port;")
+    assert _line(plan_after, "ranks").startswith("4 on 2 machines, which meet at 127.0.0.1, a free port;")
+
+
+@planning("learner.address", "10.0.0.1", LIVE, "learner.ranks=2", needs="that address", run_by=NODES)
+def test_ranks_meet_at_the_address_that_is_said(plan_before: str, plan_after: str) -> None:
+    """On loopback where none is."""
+    assert "which meet at 127.0.0.1, a free port;" in _line(plan_before, "ranks")
+    assert "which meet at 10.0.0.1, a free port;" in _line(plan_after, "ranks")
+
+
+@planning("learner.port", "29500", LIVE, "learner.ranks=2", needs="that port", run_by=NODES)
+def test_ranks_meet_at_the_port_that_is_said(plan_before: str, plan_after: str) -> None:
+    """At a free one where none is."""
+    assert "which meet at 127.0.0.1, a free port;" in _line(plan_before, "ranks")
+    assert "which meet at 127.0.0.1, port 29500;" in _line(plan_after, "ranks")
+
+
+@planning("learner.hung_after_s", "20", LIVE, "learner.ranks=2", needs="a process for each", run_by=HUNG)
+def test_a_rank_may_be_silent_for_so_long(plan_before: str, plan_after: str) -> None:
+    """Then it is started again."""
+    assert "one that is not heard for 300 s is ended" in _line(plan_before, "ranks")
+    assert "one that is not heard for 20 s is ended" in _line(plan_after, "ranks")
 
 
 @planning("student.device", "cuda:7", "student.engine=transformers", needs="a GPU")

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="for want of the extra train")
 
-from divopd.errors import DivopdError, InputError  # noqa: E402
+from divopd.errors import InputError  # noqa: E402
 from divopd.learner.meeting import (  # noqa: E402
     Place,
     connect,
@@ -52,7 +52,8 @@ def test_a_place_is_told_through_a_file_of_the_owner(tmp_path: Path) -> None:
             write_place(file, place)
 
     find(lambda: read_place(file), check)
-    assert (len(asked), file.stat().st_mode & 0o777, [entry.name for entry in tmp_path.iterdir()]) == (2, 0o600, ["ranks"])
+    assert (len(asked), file.stat().st_mode & 0o777) == (2, 0o600)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ranks"]
     with pytest.raises(KeyboardInterrupt):
         find(lambda: None, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     del store

@@ -46,6 +46,13 @@ def test_gpus_follow_the_devices(models: Path) -> None:
             "clock=live learner.ranks=2 student.engine=transformers student.device=cuda:0",
             "student.device is cuda:0; expected cuda: each actor",
         ),
+        ("clock=live learner.ranks=2 learner.nodes=2", "learner.nodes is 2; expected 1 without cluster: ray"),
+        (
+            "clock=live learner.ranks=3 learner.nodes=2",
+            "ranks is 3; expected as many on each of the 2 machines (nodes)",
+        ),
+        ("learner.address=first.machine", "address is 'first.machine'; expected an IPv4 address such as 10.0.0.1"),
+        ("learner.port=70000", "port is 70000; expected 0 for a free one, or a number below 65536"),
         ("gpus.student=1", "unknown key 'gpus.student'"),
     ],
 )

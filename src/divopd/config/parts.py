@@ -138,7 +138,7 @@ class LearnerPart(Optimization):
     nodes: int = 1
     """Machines of a cluster over which the ranks are spread evenly; those of each hold all weights (HSDP)."""
     address: str = "127.0.0.1"
-    """Where the ranks meet: an IPv4 address of the first machine. Another than loopback opens a port to who reaches it."""
+    """Where the ranks meet: an IPv4 address of the first machine. Whoever reaches it can reach the ranks."""
     port: int = 0
     """The port of that address; 0: a free one."""
     hung_after_s: float = 300.0

@@ -89,7 +89,7 @@ class FirstRank:
         return self._learner.weights()
 
     def snapshot(self, dtype: str | None) -> Weights:
-        _tell({"do": "snapshot", "dtype": dtype})
+        self._crew.tell({"do": "snapshot", "dtype": dtype})
         return self._learner.snapshot(dtype)
 
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:

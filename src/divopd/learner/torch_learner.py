@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -38,7 +39,8 @@ from divopd.validity import valid_mask, why_invalid
 class TorchLearner:
     """Trains a Hugging Face model in place."""
 
-    def __init__(self, policy: TransformersPolicy, optimization: Optimization | None = None) -> None:
+    def __init__(self, policy: TransformersPolicy, optimization: Optimization | None = None, *, nodes: int = 1) -> None:
+        """With several ranks on more than one machine (`nodes`), those of each machine share all weights."""
         self.policy = policy
         self.optimization = settings = optimization or Optimization()
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -46,7 +48,7 @@ class TorchLearner:
         if settings.activations == "recompute":
             policy.checkpoint_activations()
         if self.ranks > 1:
-            shard(policy.scorer, compute=settings.compute)
+            shard(policy.scorer, compute=settings.compute, mesh=mesh_of(policy.device, self.ranks, nodes=nodes))
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         for parameter in self.parameters:
             if parameter.dtype not in (torch.float32, torch.float64):
@@ -216,7 +218,18 @@ def _target(turn: Turn) -> Target:
     return Target(row, turn.version, *both[:, row.scored - len(turn.prompt_ids)])
 
 
-def shard(scorer: Scorer, *, compute: str, mesh: Any = None) -> None:
+def mesh_of(device: torch.device, ranks: int, *, nodes: int) -> DeviceMesh | None:
+    """How ranks share weights: all of them (None), or those of one machine, of which each has all weights (HSDP).
+
+    Layers are then gathered within a machine, and only gradients go between machines. Ranks that follow one another are
+    on one machine.
+    """
+    if nodes == 1:
+        return None
+    return init_device_mesh(device.type, (nodes, ranks // nodes), mesh_dim_names=("machines", "ranks"))
+
+
+def shard(scorer: Scorer, *, compute: str, mesh: DeviceMesh | None = None) -> None:
     """Split the weights over the ranks with FSDP2: one group per layer, one for the rest.
 
     bfloat16 products: layers are gathered in bfloat16 and gradients are summed in float32. Autocast would keep a

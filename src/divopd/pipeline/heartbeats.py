@@ -1,8 +1,8 @@
 """Heartbeats of the learner's ranks: one that hangs, by whatever cause, is found though its process is still there.
 
-A process beats by a thread that touches a file (`beat`); an actor is asked by Ray (on_ray.py). Who started them looks at
-the beats (`Heartbeats`): silence is counted by its own looks, so that a machine that slept, or a run that was stopped
-with Ctrl-Z, finds nobody hung when it goes on.
+A process beats by a thread that touches a file (`beat`); an actor is asked by Ray (on_ray.py). Who started them looks
+at the beats (`Heartbeats`): silence is counted by its own looks, so that a machine that slept, or a run that was
+stopped with Ctrl-Z, finds nobody hung when it goes on.
 """
 
 import threading

@@ -42,7 +42,7 @@ def learn(access: Access) -> None:
         device=config.student.device,
         hung_after_s=settings.hung_after_s,
     )
-    learner = TorchLearner(student, settings)
+    learner = TorchLearner(student, settings, nodes=settings.nodes)
     if access.rank:
         follow(learner, crew)
         return

@@ -1,9 +1,9 @@
 """The live clock on a Ray cluster: the same roles as in roles.py, as actors.
 
-The run's folder is on the machine that starts the run, and with it the learner's first rank, the actor that owns the
-store and the actor that puts published weights into Ray's object store. Explorers, teachers and evaluator are wherever Ray finds the
-GPUs that the configuration asks for; they need no shared file system. Actors that die are started again: roles by the
-same rules as processes (processes.py), store and weights by Ray, which recover from their files.
+The run's folder is on the machine that starts the run, and with it the learner's first rank (placing.py has the
+others), the actor that owns the store and the actor that has published weights. Explorers, teachers and evaluator are
+wherever Ray finds the GPUs that the configuration asks for; they need no shared file system. Actors that die are
+started again: roles by the same rules as processes (processes.py), store and weights by Ray, from their files.
 """
 
 import os

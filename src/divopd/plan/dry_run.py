@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from divopd.config import Config, ModelPart
+from divopd.config import Config, LearnerPart, ModelPart
 from divopd.environments import find_entry, missing_parts, tasks
 from divopd.errors import DivopdError, InputError, MissingExtraError
 from divopd.models.engine import ENGINES
@@ -124,6 +124,16 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
     return [note for note in notes if note]
 
 
+def _meeting_of(learner: LearnerPart) -> str:
+    """Where the ranks are, where they meet, and when one of them is given up."""
+    machines = "one machine" if learner.nodes == 1 else f"{learner.nodes} machines"
+    port = f"port {learner.port}" if learner.port else "a free port"
+    return (
+        f"{learner.ranks} on {machines}, which meet at {learner.address}, {port}; one that is not heard for "
+        f"{learner.hung_after_s:g} s is ended, and all start again"
+    )
+
+
 def check_disk(config: Config, out: Path) -> None:
     """Refuse to begin a run whose checkpoints and weights alone do not fit on the disk of `out`."""
     parts = model_bytes(config, read_model_facts(model_folder(config.student.model)))
@@ -210,6 +220,8 @@ def make_plan(config: Config, *, out: Path, how: str = HOW) -> Plan:
     )
     if config.cluster:
         plan.say("cluster", f"Ray: {config.gpu_plan}; learner and store are on the machine that starts the run")
+    if config.learner.ranks > 1:
+        plan.say("ranks", _meeting_of(config.learner))
     for device in absent:
         plan.say("needs", f"{device}: torch sees no such device here, so this is a plan for another machine")
     train = _check_tasks(config, plan)

@@ -42,13 +42,17 @@ def _lacking_gpus(config: Config) -> list[str]:
     if machine.gpus is None:
         return []
     there, sentences = machine.gpus * machine.nodes, []
-    learner = config.learner.ranks * config.gpus_of("learner")
+    learner = config.learner.ranks // config.learner.nodes * config.gpus_of("learner")
     if config.cluster and config.all_gpus > there:
         sentences.append(f"GPUs: the run wants {config.gpu_plan}, and {name} has {there}; lower explorer.processes, "
                          "teacher.count or learner.ranks, or let roles share a GPU (gpus)")  # fmt: skip
     elif config.cluster and learner > machine.gpus:
-        sentences.append(f"GPUs: the ranks of the learner are on one machine and want {learner:g}, and each of {name} "
-                         f"has {machine.gpus}; lower learner.ranks")  # fmt: skip
+        on = "one machine" if config.learner.nodes == 1 else f"{config.learner.nodes} machines"
+        sentences.append(f"GPUs: the ranks of the learner are on {on} and want {learner:g} of each, and each of {name} "
+                         f"has {machine.gpus}; lower learner.ranks, or raise learner.nodes")  # fmt: skip
+    elif config.learner.nodes > machine.nodes:
+        sentences.append(f"machines: the ranks of the learner are to be on {config.learner.nodes} (learner.nodes), and "
+                         f"{name} has {machine.nodes}")  # fmt: skip
     elif not config.cluster and not there and {config.student.device, config.teacher.device} != {"cpu"}:
         sentences.append(f"GPUs: a model is to be on cuda, and {name} has no GPU; name another machine")
     return sentences

@@ -245,7 +245,7 @@ def _learner(config: Config, student: ModelFacts, longest_row: int) -> dict[str,
     learner = config.learner
     parts = learner_bytes(
         student,
-        ranks=learner.ranks,
+        ranks=learner.ranks // learner.nodes,
         tokens=max(longest_row, min(learner.max_tokens, config.composer.batch_size * longest_row)),
         compute=learner.compute,
         recompute=learner.activations == "recompute",
