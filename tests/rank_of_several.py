@@ -21,7 +21,9 @@ BATCHES = [pool(0), pool(1), pool(2)[:4], pool(3)]
 
 
 def make_learner(nodes: int = 1) -> TorchLearner:
-    return TorchLearner(TransformersPolicy(tiny_model(torch.float32)), Optimization(lr=1e-3, max_tokens=90), nodes=nodes)
+    return TorchLearner(
+        TransformersPolicy(tiny_model(torch.float32)), Optimization(lr=1e-3, max_tokens=90), nodes=nodes
+    )
 
 
 def after_four_updates() -> dict[str, torch.Tensor]:
@@ -39,7 +41,7 @@ def main(rank: int, ranks: int, nodes: int, address: str, meeting: Path, checkpo
         store, place = serve(address, 0, ranks=ranks)
         write_place(meeting, place)
     crew = join(store, address, rank=rank, ranks=ranks, device="cpu", hung_after_s=150)
-    print(network_to(address), flush=True)
+    print(f"by {network_to(address)}", flush=True)
     learner = make_learner(nodes)
     if rank:
         follow(learner, crew)

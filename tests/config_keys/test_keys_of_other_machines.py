@@ -81,7 +81,7 @@ def test_the_ranks_of_each_machine_hold_all_weights(plan_before: str, plan_after
     """Two on each of two machines share them between two, four on one between four."""
     before, after = (_memory(plan, "learner") for plan in (plan_before, plan_after))
     for purpose in ("student", "gradient", "AdamW"):
-        assert after[purpose] == pytest.approx(before[purpose] * 2, rel=0.02)
+        assert after[purpose] == pytest.approx(before[purpose] * 2, rel=0.05)
     assert _line(plan_before, "ranks").startswith("4 on one machine, which meet at 127.0.0.1, a free port;")
     assert _line(plan_after, "ranks").startswith("4 on 2 machines, which meet at 127.0.0.1, a free port;")
 

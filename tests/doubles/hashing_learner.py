@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from divopd.learner import figures_without_learning
+from divopd.learner import Saved, figures_without_learning
 from divopd.records import UpdateFigures
 from divopd.run.durable_folder import verify, write_folder
 from divopd.turns import Turn, turn_to_json
@@ -35,10 +35,11 @@ class HashingLearner:
         del dtype
         return dict(self.weights())
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saved:
         self.asked.append("save")
         content = json.dumps({"digest": self.digest, "state": dict(state)})
         write_folder(folder, update, lambda target: (target / "learner.json").write_text(content), keep=2)
+        return Saved()
 
     def load(self, path: Path) -> dict[str, Any]:
         self.asked.append("load")

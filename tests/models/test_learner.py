@@ -166,7 +166,7 @@ def test_a_resumed_learner_goes_on_in_its_schedule(tmp_path: Path) -> None:
     assert rates == pytest.approx([5e-3, 1e-2, 1e-2, 5e-3])
     for seed in range(2):
         first.update(pool(seed))
-    first.save(tmp_path, update=1, state={})
+    first.save(tmp_path, update=1, state={}).wait()
     second.load(tmp_path / "000001")
     assert [second.update(pool(seed)).lr for seed in (2, 3)] == rates[2:]
     for one, other in zip(whole.parameters, second.parameters, strict=True):

@@ -90,7 +90,7 @@ def test_a_saved_learner_goes_on_as_if_it_had_never_stopped(make: MakeLearner, t
     """In another learner, whatever that one has learned before; the state comes back as it was given."""
     learner, other = make(), make()
     learner.update(batch(0), ones(batch(0)))
-    learner.save(tmp_path, update=0, state=STATE)
+    learner.save(tmp_path, update=0, state=STATE).wait()
     saved = held(learner)
     learner.update(batch(1), ones(batch(1)))
     other.update(batch(2), ones(batch(2)))
@@ -100,19 +100,36 @@ def test_a_saved_learner_goes_on_as_if_it_had_never_stopped(make: MakeLearner, t
     assert held(other) == held(learner)
 
 
+def test_updates_do_not_change_what_is_being_saved(make: MakeLearner, tmp_path: Path) -> None:
+    """It is on its way to the disk while the learner trains on."""
+    learner, other = make(), make()
+    learner.update(batch(0), ones(batch(0)))
+    saved = held(learner)
+    saving = learner.save(tmp_path, update=0, state=STATE)
+    for seed in (1, 2):
+        learner.update(batch(seed), ones(batch(seed)))
+    saving.wait()
+    assert saving.done
+    assert other.load(tmp_path / "000000") == STATE
+    assert held(other) == saved != held(learner)
+    other.update(batch(1), ones(batch(1)))
+    other.update(batch(2), ones(batch(2)))
+    assert held(other) == held(learner)
+
+
 def test_the_two_newest_are_kept(make: MakeLearner, tmp_path: Path) -> None:
     """The loop relies on it: it forgets what only older ones would need."""
     learner = make()
     for update in range(4):
         learner.update(batch(update), ones(batch(update)))
-        learner.save(tmp_path, update=update, state=STATE)
+        learner.save(tmp_path, update=update, state=STATE).wait()
     assert [folder.name for folder in numbered_folders(tmp_path)] == ["000002", "000003"]
 
 
 def test_a_damaged_one_is_refused(make: MakeLearner, tmp_path: Path) -> None:
     """With a CheckpointError, and the learner is as it was."""
     learner = make()
-    learner.save(tmp_path, update=0, state=STATE)
+    learner.save(tmp_path, update=0, state=STATE).wait()
     learner.update(batch(0), ones(batch(0)))
     before = held(learner)
     for file in (tmp_path / "000000").iterdir():

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from divopd.audits.ledger import audit_ledger
@@ -14,7 +15,7 @@ from divopd.pipeline.models import load_student
 from divopd.pipeline.processes import LiveRun
 from divopd.pipeline.wishes import Wishes
 from divopd.records import UpdateRecord
-from divopd.run.checkpoints import load_weights
+from divopd.run.checkpoints import load_checkpoint, load_weights
 from divopd.run.durable_folder import numbered_folders
 from divopd.store import Store
 from doubles.listener import Listener
@@ -90,9 +91,13 @@ def test_two_ranks_train_to_the_end_though_one_is_killed(models: Path, tmp_path:
     before = {name: tensor.clone() for name, tensor in student.model.named_parameters()}
     load_weights(last, student.model)
     assert any((before[name] != tensor).any() for name, tensor in student.model.named_parameters())
-    saved = load_file(tmp_path / "run" / "checkpoints" / "000005" / "optimizer.safetensors")
+    folder = tmp_path / "run" / "checkpoints" / "000005"
+    parts = [load_file(folder / f"optimizer-{number}-of-2.safetensors") for number in (1, 2)]
     for name, tensor in student.model.named_parameters():
-        assert saved[f"exp_avg_sq/{name}"].shape == tensor.shape
+        saved = torch.cat([part[f"exp_avg_sq/{name}"] for part in parts])
+        assert saved.shape == tensor.shape
+    optimizer = torch.optim.AdamW(student.model.parameters())
+    assert load_checkpoint(folder, model=student.model, optimizer=optimizer).update == 5  # one rank goes on from two
 
 
 @pytest.mark.slow

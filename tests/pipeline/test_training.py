@@ -23,7 +23,7 @@ from divopd.methods import METHODS
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes
 from divopd.pipeline.world import Waited
-from divopd.records import Observer, Observers, UpdateFigures, UpdateRecord
+from divopd.records import Clock, Observer, Observers, UpdateFigures, UpdateRecord
 from divopd.run.durable_folder import numbered_folders
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch, Store
@@ -142,13 +142,27 @@ class DiaryLearner(HashingLearner):
         self.store.diary.write("trained", entry.update)
         return figures
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> "Late":
         super().save(folder, update=update, state=state)
-        self.store.diary.write("save", update)
+        return Late(self, update)
 
     def load(self, path: Path) -> dict[str, Any]:
         self.store.diary.write("load", int(path.name))
         return super().load(path)
+
+
+class Late:
+    """A checkpoint that is there once the next update is made. It has its line when somebody waited for it."""
+
+    def __init__(self, learner: DiaryLearner, update: int) -> None:
+        self._learner, self._update, self._began = learner, update, learner.asked.count("update")
+
+    @property
+    def done(self) -> bool:
+        return self._learner.asked.count("update") > self._began
+
+    def wait(self) -> None:
+        self._learner.store.diary.write("save", self._update)
 
 
 class Run:
@@ -158,11 +172,17 @@ class Run:
         self.folder, self.settings, self.store = RunFolder(folder), settings, DiaryStore()
 
     def live(
-        self, diary: Diary | None = None, *, observer: Observer | None = None, wishes: Wishes | None = None
+        self,
+        diary: Diary | None = None,
+        *,
+        observer: Observer | None = None,
+        wishes: Wishes | None = None,
+        clock: Clock = "virtual",
     ) -> str:
         """Train to the end; returns the learner's digest. Only what is asked of train's partners is written down."""
         self.store.diary = diary or Diary()
         self.world, learner = DiaryWorld(self.store), DiaryLearner(self.store)
+        self.world.clock = clock
         train(
             self.settings,
             learner=learner,
@@ -208,6 +228,18 @@ def test_the_order_of_things(tmp_path: Path) -> None:
             expected += [f"settle {1 if version == 4 else 3}"]
         if version < 5:
             expected += [f"{what} {version}" for what in ("wait for", "compose", "train", "trained", "record")]
+    assert lines == expected
+
+
+def test_the_learner_does_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
+    """On the wall clock it goes on, and says when one is there; before the next, and at the end, it waits."""
+    diary = Diary()
+    Run(tmp_path, config(updates=5, checkpoint_every=2, keep_tokens=False)).live(diary, clock="wall")
+    lines = [line for line in diary.lines if line.split()[0] in ("publish", "trained", "save", "acknowledge", "settle")]
+    expected = ["publish 0", "trained 0", "publish 1", "trained 1"]
+    expected += ["publish 2", "trained 2", "publish 3", "save 1", "acknowledge 1", "trained 3"]
+    expected += ["publish 4", "trained 4", "publish 5", "save 3", "acknowledge 3", "settle 1"]
+    expected += ["save 4", "acknowledge 4", "settle 3"]
     assert lines == expected
 
 

@@ -15,6 +15,7 @@ from store_processes import COMPOSER, Log, make_rollout
 
 from divopd.composers import Composer
 from divopd.config import Config
+from divopd.learner import Saved
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped
 from divopd.pipeline.world import Waited
@@ -38,9 +39,10 @@ class LoggingLearner(HashingLearner):
         super().__init__()
         self.log = log
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
-        super().save(folder, update=update, state=state)
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saved:
+        saved = super().save(folder, update=update, state=state)
         self.log.write("saved", update)
+        return saved
 
     def load(self, path: Path) -> dict[str, Any]:
         self.log.write("resume", int(path.name))

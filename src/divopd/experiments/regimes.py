@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from divopd.config import Config, load_config
 from divopd.errors import InputError
-from divopd.learner import Learner, figures_without_learning
+from divopd.learner import Learner, Saved, figures_without_learning
 from divopd.metrics import mean_of_last
 from divopd.models.policy import Weights
 from divopd.pipeline.begin import begin_run
@@ -149,8 +149,8 @@ class StillLearner:
     def weights(self) -> Weights:
         return {}
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
-        pass
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saved:
+        return Saved()
 
     def load(self, path: Path) -> dict[str, Any]:
         raise LookupError(f"{path}: expected nothing there, because nothing is saved here")

@@ -14,6 +14,28 @@ from divopd.turns import Turn
 from divopd.validity import valid_mask, why_invalid
 
 
+class Saving(Protocol):
+    """A checkpoint on its way to the disk."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        ...
+
+    def wait(self) -> None:
+        """Until it is there; a CheckpointError says why it cannot be."""
+        ...
+
+
+class Saved:
+    """A checkpoint that is there already."""
+
+    done = True
+
+    def wait(self) -> None:
+        """At once."""
+
+
 class Learner(Protocol):
     """Trains a student in place."""
 
@@ -29,8 +51,11 @@ class Learner(Protocol):
         """A copy of them on the CPU, which no later update changes; its fractions in `dtype`, or as they are."""
         ...
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
-        """Write FOLDER/UPDATE with all that `load` needs, and `state` beside it, whole or not at all."""
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> "Saving":
+        """Begin to write FOLDER/UPDATE with all that `load` needs, and `state` beside it, whole or not at all.
+
+        Updates that follow do not change what is written. Wait for one before the next.
+        """
         ...
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -56,4 +81,4 @@ def figures_without_learning(turns: Sequence[Turn]) -> UpdateFigures:
     )
 
 
-__all__ = ["Learner", "Weights", "figures_without_learning"]
+__all__ = ["Learner", "Saved", "Saving", "Weights", "figures_without_learning"]

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from divopd.learner import Learner, Weights
+from divopd.learner import Learner, Saved, Saving, Weights
 from divopd.learner.meeting import network_to
 from divopd.records import UpdateFigures
+from divopd.run.agreed import broadcast
 from divopd.turns import Turn, turn_from_json, turn_to_json
 
 LONGEST_WAIT = timedelta(days=1)  # for a batch: nobody is hung who waits for one
@@ -54,24 +55,14 @@ class Crew:
         self._group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
 
     def tell(self, wish: dict[str, Any]) -> None:
-        self._broadcast(json.dumps(wish).encode())
+        broadcast(json.dumps(wish).encode(), group=self._group)
 
     def hear(self) -> dict[str, Any]:
-        return json.loads(self._broadcast(b""))
+        return json.loads(broadcast(b"", group=self._group))
 
     def leave(self) -> None:
         """The last call of a rank."""
         dist.destroy_process_group()
-
-    def _broadcast(self, text: bytes) -> bytes:
-        """The first rank's text, on every rank."""
-        size = torch.tensor(len(text))
-        dist.broadcast(size, src=0, group=self._group)
-        content = torch.empty(int(size), dtype=torch.uint8)
-        if dist.get_rank() == 0:
-            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(content, src=0, group=self._group)
-        return content.numpy().tobytes()
 
 
 class FirstRank:
@@ -92,9 +83,9 @@ class FirstRank:
         self._crew.tell({"do": "snapshot", "dtype": dtype})
         return self._learner.snapshot(dtype)
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saving:
         self._crew.tell({"do": "save", "folder": str(folder), "update": update})
-        self._learner.save(folder, update=update, state=state)
+        return self._learner.save(folder, update=update, state=state)
 
     def load(self, path: Path) -> dict[str, Any]:
         self._crew.tell({"do": "load", "path": str(path)})
@@ -108,6 +99,7 @@ class FirstRank:
 
 def follow(learner: Learner, crew: Crew) -> None:
     """Any rank but the first: do what the first one does, until it ends."""
+    saving: Saving = Saved()
     while (wish := crew.hear())["do"] != "end":
         if wish["do"] == "update":
             learner.update([turn_from_json(turn) for turn in wish["turns"]], wish["weights"])
@@ -116,7 +108,9 @@ def follow(learner: Learner, crew: Crew) -> None:
         elif wish["do"] == "snapshot":
             learner.snapshot(wish["dtype"])
         elif wish["do"] == "save":
-            learner.save(Path(wish["folder"]), update=wish["update"], state={})  # the first rank alone writes
+            saving.wait()
+            saving = learner.save(Path(wish["folder"]), update=wish["update"], state={})  # the state is the first's
         else:
             learner.load(Path(wish["path"]))
+    saving.wait()
     crew.leave()

@@ -31,7 +31,7 @@ from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.weights import copied_weights, gathered_weights
 from divopd.records import LogprobGap, UpdateFigures
-from divopd.run.checkpoints import load_checkpoint, save_checkpoint
+from divopd.run.checkpoints import Writing, begin_checkpoint, load_checkpoint
 from divopd.turns import Turn
 from divopd.validity import valid_mask, why_invalid
 
@@ -95,9 +95,9 @@ class TorchLearner:
         """A copy of them for explorers and files, made while nothing is trained."""
         return copied_weights(self.policy.model, dtype)
 
-    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> None:
-        """See save_checkpoint: every rank calls it, the first writes."""
-        save_checkpoint(folder, update=update, model=self.policy.model, optimizer=self.optimizer, state=state)
+    def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Writing:
+        """See begin_checkpoint: every rank calls it, and writes its part beside the next updates."""
+        return begin_checkpoint(folder, update=update, model=self.policy.model, optimizer=self.optimizer, state=state)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Fill weights, optimizer and random state from a checkpoint; returns the state that was saved with them."""

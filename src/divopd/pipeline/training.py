@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from divopd.config import Config
-from divopd.learner import Learner
+from divopd.learner import Learner, Saving
 from divopd.methods import find_method
 from divopd.metrics import batch_figures
 from divopd.pipeline.wishes import Stopped
@@ -68,6 +68,7 @@ def train(
     checkpoints = Checkpoints(config, learner, ledger, world, run, epoch=epoch, saved=place.version)
 
     def heed() -> None:
+        checkpoints.look()
         if wishes.take_checkpoint():
             checkpoints.save()
         wishes.check()
@@ -78,9 +79,11 @@ def train(
             world.publish(place.version, learner)
             checkpoints.reach(place)
             world.evaluate(place.version, learner)
+            checkpoints.look()
             if checkpoints.is_due:
                 checkpoints.save()
             if place.version == config.learner.updates:
+                checkpoints.finish()
                 return
             waited = world.wait(composer, update=place.version)
             if place.version < ledger.updates:
@@ -95,6 +98,7 @@ def train(
                 observer.updated(record)
     except Stopped:
         checkpoints.save()
+        checkpoints.finish()
         raise
 
 
@@ -150,6 +154,7 @@ class Checkpoints:
         self._config, self._learner, self._ledger, self._world, self._run = config, learner, ledger, world, run
         self._epoch = epoch
         self._saved = saved  # version of the newest checkpoint
+        self._saving: tuple[int, Saving] | None = None  # the version that is on its way to the disk
         self._place, self._state = Place(saved), world.state()
 
     def reach(self, place: Place) -> None:
@@ -162,15 +167,33 @@ class Checkpoints:
         return version == learner.updates or version % learner.checkpoint_every == 0
 
     def save(self) -> None:
-        """Make the newest update durable; nothing if there is none, or if it is. Then forget tokens, if that is wanted.
+        """Begin to make the newest update durable; nothing if there is none, or if it is.
+
+        On the wall clock the learner goes on meanwhile; it waits only if the checkpoint before is not there yet.
+        """
+        version = self._place.version
+        if version == self._saved or (self._saving and version == self._saving[0]):
+            return
+        self.finish()
+        state = asdict(self._place) | {"world": self._world.write_state(self._state)}
+        self._saving = version, self._learner.save(self._run.checkpoints, update=version - 1, state=state)
+        if self._world.clock == "virtual":  # nothing happens beside the one process
+            self.finish()
+
+    def look(self) -> None:
+        """If a checkpoint has come to the disk, say so."""
+        if self._saving and self._saving[1].done:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is on its way, say that it is there, and forget tokens, if that is wanted.
 
         The tokens of updates that the checkpoint before this one holds are dropped: it stays good for a resume.
         """
-        version = self._place.version
-        if version == self._saved:
+        if self._saving is None:
             return
-        state = asdict(self._place) | {"world": self._world.write_state(self._state)}
-        self._learner.save(self._run.checkpoints, update=version - 1, state=state)
+        (version, saving), self._saving = self._saving, None
+        saving.wait()
         self._ledger.acknowledge(version - 1, epoch=self._epoch)
         if not self._config.learner.keep_tokens and self._saved:
             self._ledger.settle(self._saved - 1, epoch=self._epoch)

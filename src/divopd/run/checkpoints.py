@@ -4,45 +4,38 @@
     runs/NAME/weights/000123/       weights.safetensors
 
 No model is touched before every digest, name, shape and type has been checked. With several ranks (FSDP2) every rank
-calls the same function; tensors are gathered, and rank 0 writes.
+calls the same functions and writes and reads its own part of the tensors (tensor_parts.py); rank 0 makes one folder of
+the parts, and resumes may have more ranks or fewer.
 """
 
 import json
 import random
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from divopd.errors import CheckpointError
-from divopd.models.weights import (
-    check_alike,
-    distributed_like,
-    fill,
-    fill_weights,
-    gathered,
-    gathered_weights,
-    kinds_of,
-    named_tensors,
-)
-from divopd.run.durable_folder import (
-    numbered_folders,
-    numbered_path,
-    refusal,
-    verify,
-    write_folder,
-    write_hashed_folder,
-)
+from divopd.models.weights import check_alike, fill_weights, kinds_of, named_tensors
+from divopd.run.agreed import from_first_rank
+from divopd.run.durable_folder import numbered_folders, numbered_path, refusal, verify, write_hashed_folder
+from divopd.run.optimizer_state import check_groups, copied_optimizer, restored_optimizer
 from divopd.run.tensor_file import write_tensors
+from divopd.run.tensor_parts import copied_part, count_parts, fill_part, opened, part_files, part_of
+from divopd.run.writing import Writing, begin_parts, collect_parts, hand_in_part, write_part, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
 
 WEIGHTS = "weights.safetensors"
-CHECKPOINT_FILES = (WEIGHTS, "optimizer.json", "optimizer.safetensors", "random.json", "state.json")
+TEXTS = ("optimizer.json", "random.json", "state.json")
+CHECKPOINT_FILES = (WEIGHTS, "optimizer.safetensors", *TEXTS)  # of one rank
 
 __all__ = [
     "Checkpoint",
+    "Writing",
+    "begin_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
     "load_weights",
@@ -76,17 +69,43 @@ def save_checkpoint(
     When it returns, the checkpoint is on disk and verified, and only then were all but the newest `keep` deleted. When
     it raises, the older ones are as they were.
     """
-    weights = gathered_weights(model)
-    tensors, settings = _flatten_optimizer(model, optimizer)
-
-    def write(target: Path) -> None:
-        _write_tensors(target / WEIGHTS, weights)
-        _write_tensors(target / "optimizer.safetensors", tensors)
-        for name, content in (("optimizer", settings), ("random", _random_state()), ("state", dict(state))):
-            (target / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-
-    _on_first_rank(lambda: write_folder(Path(folder), update, write, keep=keep))
+    saving = begin_checkpoint(folder, update=update, model=model, optimizer=optimizer, state=state, keep=keep)
+    _on_first_rank(saving.wait)
     return numbered_path(Path(folder), update)
+
+
+def begin_checkpoint(
+    folder: Path | str,
+    *,
+    update: int,
+    model: "nn.Module",
+    optimizer: "optim.Optimizer",
+    state: Mapping[str, Any],
+    keep: int = 2,
+) -> "Writing":
+    """As `save_checkpoint`, but returns once everything is copied to the CPU: a thread writes the copy.
+
+    With several ranks the first one's thread ends when the folder is whole, the others' when their part is written.
+    """
+    folder, part = Path(folder), part_of(model)
+    tensors = {"weights": copied_part(named_tensors(model), part)}
+    tensors["optimizer"], settings = copied_optimizer(model, optimizer, part)
+    said = {"optimizer": settings, "random": _random_state(), "state": dict(state)}
+    texts = {f"{name}.json": json.dumps(content).encode() for name, content in said.items()}
+    if part.of > 1:
+        _on_first_rank(lambda: begin_parts(folder, update))
+
+    def write(target: Path) -> dict[str, dict[str, Any]]:
+        written = {name: write_text(target / name, text) for name, text in texts.items()}
+        return written | write_part(target, tensors, part) | collect_parts(folder, target, part)
+
+    def write_all() -> None:
+        if part.is_written and part.number == 0:
+            write_hashed_folder(folder, update, write, keep=keep)
+        elif part.is_written:
+            hand_in_part(folder, tensors, part)
+
+    return Writing(write_all)
 
 
 def load_checkpoint(path: Path | str, *, model: "nn.Module", optimizer: "optim.Optimizer") -> Checkpoint:
@@ -96,18 +115,33 @@ def load_checkpoint(path: Path | str, *, model: "nn.Module", optimizer: "optim.O
     for a damaged one, offers the previous; then nothing was filled.
     """
     path = Path(path)
+    part = part_of(model)
+    said = from_first_rank(lambda: _checked(path, model, optimizer))
+    with ExitStack() as stack:
+        weights, moments = (
+            stack.enter_context(opened(path, kind, said["parts"])) if part.is_read else None
+            for kind in ("weights", "optimizer")
+        )
+        optimizer_state = restored_optimizer(moments, said["moments"], said["optimizer"], model, optimizer, part)
+        fill_part(weights, model, part)
+    optimizer.load_state_dict(optimizer_state)
+    _set_random_state(said["random"])
+    return Checkpoint(path, said["number"], said["state"])
+
+
+def _checked(path: Path, model: "nn.Module", optimizer: "optim.Optimizer") -> dict[str, Any]:
+    """All that a checkpoint says in words, once nothing is wrong with it: its files are whole, and of such a model."""
     manifest = verify(path)
-    for name in CHECKPOINT_FILES:
+    parts = count_parts(manifest["files"], "weights")
+    for name in (*part_files("weights", parts), *part_files("optimizer", parts), *TEXTS):
         if name not in manifest["files"]:
             raise refusal(path, f"{name} is missing; got published weights, expected a checkpoint")
-    weights = _read_tensors(path)
-    check_alike(kinds_of(weights), kinds_of(named_tensors(model)), source=f"{path}: {WEIGHTS}")
-    settings, randomness, state = (_read_json(path / f"{name}.json") for name in ("optimizer", "random", "state"))
-    optimizer_state = _unflatten_optimizer(path, settings, model, optimizer)
-    fill(model, weights)
-    optimizer.load_state_dict(optimizer_state)
-    _set_random_state(randomness)
-    return Checkpoint(path, manifest["number"], state)
+    with opened(path, "weights", parts) as weights, opened(path, "optimizer", parts) as moments:
+        check_alike(weights.kinds(), kinds_of(named_tensors(model)), source=f"{path}: {WEIGHTS}")
+        kinds = moments.kinds()
+    said = {name.removesuffix(".json"): _read_json(path / name) for name in TEXTS}
+    check_groups(path, said["optimizer"], model, optimizer)
+    return said | {"number": manifest["number"], "parts": parts, "moments": kinds}
 
 
 def publish_weights(
@@ -135,8 +169,9 @@ def load_weights(path: Path | str, model: "nn.Module") -> None:
 
 def read_weights(path: Path | str) -> dict[str, "Tensor"]:
     """The weights of a published version or of a checkpoint; damaged ones raise a CheckpointError."""
-    verify(path)
-    return _read_tensors(Path(path))
+    path = Path(path)
+    with opened(path, "weights", count_parts(verify(path)["files"], "weights")) as files:
+        return {name: files.whole(name) for name in files.kinds()}
 
 
 def latest_checkpoint(folder: Path | str) -> Path | None:
@@ -147,69 +182,8 @@ def latest_checkpoint(folder: Path | str) -> Path | None:
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _write_tensors(file: Path, tensors: dict[str, "Tensor"]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(tensors, file)
-    except SafetensorError as error:  # a full disk arrives as one
-        raise OSError(str(error)) from None
-
-
-def _read_tensors(path: Path) -> dict[str, "Tensor"]:
-    from safetensors.torch import load_file
-
-    return load_file(path / WEIGHTS)
-
-
 def _read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
-
-
-# ── the optimizer: {"exp_avg/PARAMETER": tensor} and its settings with parameters by name ─────────────────────────
-
-
-def _group_names(model: "nn.Module", optimizer: "optim.Optimizer") -> list[list[str]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _flatten_optimizer(model: "nn.Module", optimizer: "optim.Optimizer") -> tuple[dict[str, "Tensor"], list[Any]]:
-    groups = _group_names(model, optimizer)
-    names = [name for group in groups for name in group]
-    content = optimizer.state_dict()
-    tensors = {
-        f"{field}/{names[index]}": gathered(tensor)
-        for index, entry in content["state"].items()
-        for field, tensor in entry.items()
-    }
-    settings = [{**group, "params": params} for group, params in zip(content["param_groups"], groups, strict=True)]
-    return tensors, settings
-
-
-def _unflatten_optimizer(
-    path: Path, settings: list[dict[str, Any]], model: "nn.Module", optimizer: "optim.Optimizer"
-) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    groups = _group_names(model, optimizer)
-    if [group["params"] for group in settings] != groups:
-        raise CheckpointError(f"{path}: optimizer.json: other parameters or another order than this optimizer's")
-    parameters = dict(model.named_parameters())
-    index = {name: number for number, name in enumerate(name for group in groups for name in group)}
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in load_file(path / "optimizer.safetensors").items():
-        field, name = key.split("/", 1)
-        parameter = parameters[name]
-        same = tensor.shape == parameter.shape  # AdamW's step is one number
-        whole = distributed_like(tensor, parameter) if same else tensor
-        state.setdefault(index[name], {})[field] = whole
-    saved = [{key: tuple(v) if isinstance(v, list) else v for key, v in group.items()} for group in settings]
-    numbered = [
-        {**group, "params": [index[name] for name in names]} for group, names in zip(saved, groups, strict=True)
-    ]
-    return {"state": state, "param_groups": numbered}
 
 
 # ── random state, ranks ───────────────────────────────────────────────────────────────────────────────────────────

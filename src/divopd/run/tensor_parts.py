@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from divopd.models.weights import named_tensors
 from divopd.run.tensor_file import KINDS
 
 if TYPE_CHECKING:
@@ -120,16 +121,15 @@ class PartFiles:
         import torch
 
         pieces, first = [], 0
-        for file in self._files:
-            if name not in file.keys():  # noqa: SIM118
-                continue
+        files = [file for file in self._files if name in file.keys()]  # noqa: SIM118
+        for file in files:
             piece = file.get_slice(name)
             count = piece.get_shape()[0]
             start, stop = max(wanted.start - first, 0), min(wanted.stop - first, count)
-            if start < stop or (not pieces and first + count >= wanted.stop):
-                pieces.append(piece[start : max(start, stop)])
+            if start < stop:
+                pieces.append(piece[start:stop])
             first += count
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return torch.cat(pieces) if pieces else files[0].get_tensor(name)[:0]
 
 
 @contextmanager
@@ -167,3 +167,13 @@ def loaded_part(
     assert isinstance(like, DTensor)
     placed = {"shape": like.shape, "stride": like.stride(), "run_check": False}
     return DTensor.from_local(values, like.device_mesh, like.placements, **placed)
+
+
+def fill_part(files: PartFiles | None, model: "nn.Module", part: Part) -> None:
+    """Fill a model, of which this rank holds its part; names and shapes have been compared."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in named_tensors(model).items():
+            kind = f"{tensor.dtype} {list(tensor.shape)}"
+            tensor.copy_(loaded_part(files, name, part, like=tensor, kind=kind, device=tensor.device))
