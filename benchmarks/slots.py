@@ -65,10 +65,11 @@ class Sizes(NamedTuple):
     turns: int  # of a rollout in real time
     slow_rounds: int
     fast_rounds: int
+    workers: int  # processes of the slow environment
 
 
-FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, slow_rounds=1, fast_rounds=5)
-QUICK = Sizes(seconds=40.0, slow_rollouts=2, fast_rollouts=2, turns=2, slow_rounds=1, fast_rounds=1)
+FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, slow_rounds=1, fast_rounds=5, workers=PLACES)
+QUICK = Sizes(seconds=10.0, slow_rollouts=2, fast_rollouts=2, turns=2, slow_rounds=1, fast_rounds=1, workers=2)
 
 
 def run(sizes: Sizes) -> dict:
@@ -273,7 +274,7 @@ def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "room.py"
         file.write_text(ROOM.format(seconds=SLOW_ACTION_S), encoding="utf-8")
-        pool = open_pool(f"{file}:Room", {}, size=PLACES)
+        pool = open_pool(f"{file}:Room", {}, size=PLACES, workers=sizes.workers)
         try:
             slow = _compare(Sides(pool, small, look(), ["room"], depth), sizes.slow_rollouts, sizes.slow_rounds)
         finally:

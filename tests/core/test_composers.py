@@ -85,7 +85,7 @@ def test_a_gated_batch_is_short_only_if_the_valid_pool_is(method: str, pool: lis
 
 @SOME_UPDATES_ARE_DEAD
 @given(turns=recordings(), numbers=st.fixed_dictionaries(SETTINGS))
-@settings(max_examples=6 * settings().max_examples)
+@settings(max_examples=3 * settings().max_examples)
 def test_divopd_is_algorithm_1(turns: list[Turn], numbers: dict) -> None:
     """Fast and literal composer agree on every list of every update: pending, expiry and invalid turns included."""
     literal = LiteralDivOPD(
@@ -342,7 +342,7 @@ def by_deadline(pool: list[Candidate], numbers: dict[str, Any], last: dict[str, 
 
 
 @given(drawn=urgent_pools())
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 def test_adaptive_is_its_definition(drawn: tuple[list[Candidate], dict[str, Any]]) -> None:
     """Literally specification §4.4: divopd unless a deadline is now; else by deadline, the largest cap that serves."""
     pool, numbers = drawn

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,13 @@ def test_the_figure_chooses_as_the_composers_do(queue: list[Any], tmp_path: Path
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(html.as_uri())
-        for size in range(1, 17):
-            for cap in range(1, 9):
-                for method in ("vanilla", "gate-only", "divopd-base", "divopd"):
-                    got = page.evaluate(
-                        "([m, b, k]) => allocationFigure.choose(m, b, k).map((one) => one.key)", [method, size, cap]
-                    )
-                    want = chosen(queue, method, size, cap)
-                    if method == "divopd-base":
-                        got, want = Counter(key[0] for key in got), Counter(key[0] for key in want)
-                    assert got == want, (method, size, cap)
+        settings = list(product(("vanilla", "gate-only", "divopd-base", "divopd"), range(1, 17), range(1, 9)))
+        choose = "all => all.map(([m, b, k]) => allocationFigure.choose(m, b, k).map((one) => one.key))"
+        for (method, size, cap), got in zip(settings, page.evaluate(choose, settings), strict=True):
+            want = chosen(queue, method, size, cap)
+            if method == "divopd-base":
+                got, want = Counter(key[0] for key in got), Counter(key[0] for key in want)
+            assert got == want, (method, size, cap)
         page.get_by_role("button", name="4 Focus").click()
         assert "divopd: 4 of 6 rollouts, 4.0 effective" in page.locator("#allocation-figure").inner_text()
         page.locator("#allocation-cap").fill("1")

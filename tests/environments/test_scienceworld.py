@@ -159,6 +159,7 @@ def test_expert_solves_a_task(environment: ScienceWorld) -> None:
     assert total == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_expert_goes_on_after_other_actions(environment: ScienceWorld) -> None:
     """Looking, walking away and nonsense in between do not stop the expert."""
     assert play(environment, "find-living-thing/3", other=random.Random(1))[0]

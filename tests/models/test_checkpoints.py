@@ -99,6 +99,7 @@ publish_weights(sys.argv[3], 6, gathered_weights(model))
 """
 
 
+@pytest.mark.slow  # a process that imports all: the next test is the same within one
 def test_a_new_process_continues_to_the_same_weights(saved: Path, tmp_path: Path) -> None:
     """Two updates after a restore in another process give the bits that two more updates here give."""
     here, optimizer = make(7)

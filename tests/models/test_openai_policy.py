@@ -145,7 +145,7 @@ def test_the_preflight_asks_the_server(server: TeacherServer, models: Path, tmp_
         load_models(config(models, teacher=served))
 
 
-@pytest.mark.parametrize("method", ["divopd", "divopd-r"])
+@pytest.mark.parametrize("method", [pytest.param("divopd", marks=pytest.mark.slow), "divopd-r"])
 def test_a_served_teacher_trains_like_a_local_one(
     server: TeacherServer, models: Path, tmp_path: Path, method: str
 ) -> None:

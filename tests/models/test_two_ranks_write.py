@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 pytest.importorskip("torch", reason="for want of the extra train")
+pytestmark = pytest.mark.slow  # two processes that meet: ten seconds of a core
 
 SCRIPT = Path(__file__).with_name("one_of_two_ranks.py")
 

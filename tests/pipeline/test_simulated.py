@@ -186,8 +186,8 @@ BY_TURN = {"versions": "turn", "sync_interval": 2}
         pytest.param({}, marks=pytest.mark.slow),  # what the others have, too
         pytest.param({"explorer": HELD_BACK}, marks=pytest.mark.slow),
         {"explorer": {"sync_interval": 2}, "audits": {"keep_last": 2}},
-        {"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}},
-        {"method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}},
+        pytest.param({"explorer": HELD_BACK, "learner": {"max_wait_s": 0.2}}, marks=pytest.mark.slow),
+        pytest.param({"method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}}, marks=pytest.mark.slow),
         {"explorer": BY_TURN, "costs": SLOW, "method": "divopd-r", "recovery": {"patience": 1, "takeover": 2}},
     ],
     ids=["plain", "admission control", "seldom sync", "short batches", "recovery", "versions by turn"],

@@ -26,7 +26,7 @@ PACKAGES = {
     "webshop": ("bm25s", "Stemmer", "rapidfuzz"),
 }
 
-COSTLY = ("learner", "scienceworld")  # start processes of their own, and so take ten seconds and more of a core
+COSTLY = ("learner", "memory", "scienceworld")  # start processes of their own: ten seconds of a core and more
 
 
 def skip_without_its_needs(name: str) -> None:

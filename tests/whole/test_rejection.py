@@ -84,17 +84,17 @@ def codec() -> Codec:
 
 @pytest.fixture(scope="module")
 def collected(codec: Codec) -> Collected:
-    return collect_successes(Wavering(codec), HUNT, acting(codec), Sampling(wanted=20, attempts=200))
+    return collect_successes(Wavering(codec), HUNT, acting(codec), Sampling(wanted=10, attempts=200))
 
 
 def test_successes_alone_are_kept(collected: Collected, codec: Codec) -> None:
     """In the order of the tasks, of a run that stops at enough; the same seed gives the same, another other tasks."""
     assert all(rollout.success for rollout in collected.rollouts)
-    assert 20 <= len(collected.rollouts) < collected.played < 200
+    assert 10 <= len(collected.rollouts) < collected.played < 200
     numbers = [rollout.start.number for rollout in collected.rollouts]
     assert numbers == sorted(numbers)
     again, other = (
-        collect_successes(Wavering(codec), HUNT, acting(codec, seed=seed), Sampling(wanted=20, attempts=200))
+        collect_successes(Wavering(codec), HUNT, acting(codec, seed=seed), Sampling(wanted=10, attempts=200))
         for seed in (0, 1)
     )
     names = [[rollout.start.task for rollout in one.rollouts] for one in (collected, again, other)]

@@ -96,6 +96,7 @@ def test_a_configuration_takes_the_students_form(config: Path, terse: Path, tmp_
     assert (other.prompts.answer, other.prompts.actions) == ("think", "listed")
 
 
+@pytest.mark.slow
 def test_a_disagreement_is_one_line_for_each_model(
     config: Path, terse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ result is read, because the stored configuration is compared with the wanted one
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +105,15 @@ def is_there(setting: str, places: Places) -> bool:
 def model_digest(name: str) -> str | None:
     """A digest of a model's weights; None if it is not there."""
     files = sorted(model_folder(name).glob("*.safetensors"))
-    digests = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+    digests = b"".join(_digest_of(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     return hashlib.sha256(digests).hexdigest()[:16] if files else None
+
+
+@lru_cache
+def _digest_of(file: Path, size: int, changed_ns: int) -> bytes:
+    """Hundreds of runs want the same models: a file is read again only when it has another size or time."""
+    del size, changed_ns
+    return hashlib.sha256(file.read_bytes()).digest()
 
 
 def same_settings(stored: Any, wanted: Any) -> bool:
