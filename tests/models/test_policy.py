@@ -211,6 +211,32 @@ def test_nobody_waits_for_a_prompt_that_is_read() -> None:
     assert order == ["short", "long"]
 
 
+def test_a_new_prompt_waits_four_tokens_for_others_at_most() -> None:
+    """Few are read together; half as many as are being written, at once; what is begun is read to its end."""
+    policy, passes = TransformersPolicy(tiny_model(), max_tokens=64), list[int]()
+    policy.model.get_decoder().register_forward_pre_hook(
+        lambda _, args, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+
+    def add(key: Hashable, size: int) -> None:
+        policy.add(key, tokens(size, len(passes)), temperature=0.0, max_tokens=40, seed=0)
+
+    for key in range(8):
+        add(key, 6)
+    policy.step()
+    add("long", 150)
+    for _ in range(7):
+        policy.step()
+    add("few", 11)
+    for _ in range(5):
+        policy.step()
+    for key in ("many", "more", "most", "all", "each"):
+        add(key, 10)
+    policy.step()
+    assert policy.pending == 15, "a response has ended: the passes are smaller"
+    assert passes == [48, *[8] * 4, 8 + 64, 8 + 64, 8 + 22, *[9] * 4, 9 + 11, 10 + 50]
+
+
 def test_memory_is_dropped_when_a_weight_changes() -> None:
     """After an update the same prompt is read again: its log probabilities are the new weights'."""
     policy = TransformersPolicy(tiny_model(torch.float32))

@@ -14,6 +14,8 @@ from divopd.models.attention import KeyValues
 from divopd.models.logprobs import at_least_float32, hidden_states, log_softmax
 from divopd.models.policy import Response
 
+PATIENCE = 4  # tokens: the longest that a new prompt waits for others, to be read with them
+
 
 @dataclass(eq=False)
 class _UnderWay:
@@ -46,6 +48,7 @@ class Generator:
         self._weights: list[tuple[int, int]] = []
         self._fresh: list[_UnderWay] = []  # whose prompts are not read, or not to their ends
         self._going: list[_UnderWay] = []
+        self._waited = 0  # steps in which a new prompt waited for others
 
     def respond(
         self, prompts: Items[Items[int]], *, temperature: float, max_tokens: int, seeds: Items[int]
@@ -77,7 +80,8 @@ class Generator:
     def step(self) -> list[tuple[Hashable, Response]]:
         """Write one token of every response under way; those that ended with it, by their keys.
 
-        New prompts are read in the same pass, `read_at_once` tokens of them: nobody waits for another's prompt.
+        New prompts are read in the same pass, `read_at_once` tokens of them: nobody waits for another's prompt. They
+        wait a few steps for more of them, because a pass that reads costs more than one that only writes.
         """
         if not self.pending:
             return []
@@ -86,7 +90,7 @@ class Generator:
         if self._going:
             writing, logits = self._read_beside_writing()
         else:
-            writing, self._fresh = self._fresh, []
+            writing, self._fresh, self._waited = self._fresh, [], 0
             logits = self._read([one.row for one in writing], [one.context for one in writing])
         self._write(writing, logits)
         stops = self.stop_ids()
@@ -118,17 +122,27 @@ class Generator:
         The answer: all that can be written at now, which are those prompts, too, that are read to their ends.
         """
         pieces, lengths, room = list[np.ndarray](), self._memory.lengths, self.read_at_once
-        for one in self._fresh:
+        fresh, later = ([], self._fresh) if self._wait_for_more() else (self._fresh, [])
+        for one in fresh:
             pieces.append(one.context[lengths[one.row] : lengths[one.row] + room])
             room -= len(pieces[-1])
         last = [np.asarray(one.ids[-1:]) for one in self._going]
-        hidden = self._forward([one.row for one in self._going + self._fresh], last + pieces, together=len(last))
+        hidden = self._forward([one.row for one in self._going + fresh], last + pieces, together=len(last))
         ends = len(last) - 1 + np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        read = [len(one.context) == lengths[one.row] for one in self._fresh]
-        begun = [one for one, whole in zip(self._fresh, read, strict=True) if whole]
-        self._fresh = [one for one, whole in zip(self._fresh, read, strict=True) if not whole]
+        read = [len(one.context) == lengths[one.row] for one in fresh]
+        begun = [one for one, whole in zip(fresh, read, strict=True) if whole]
+        self._fresh = [one for one, whole in zip(fresh, read, strict=True) if not whole] + later
+        if not later:  # what is read in parts has waited
+            self._waited = PATIENCE if self._fresh else 0
         at = torch.from_numpy(np.append(np.arange(len(last)), ends[read])).to(hidden.device)
         return self._going + begun, self._logits(hidden[at] if pieces else hidden)
+
+    def _wait_for_more(self) -> bool:
+        """Whether new prompts wait: there are fewer than half as many as responses under way, and not for long."""
+        if not self._fresh or 2 * len(self._fresh) >= len(self._going) or self._waited == PATIENCE:
+            return False
+        self._waited += 1
+        return True
 
     def _read(self, rows: list[int], contexts: list[np.ndarray]) -> Tensor:
         """Read what is not known yet of the prompts; the logits after each."""
