@@ -51,7 +51,7 @@ class Module:
 
     def exported(self) -> dict[str, str]:
         """What `__all__` names and the file imports: name → dotted module inside the package."""
-        names = {alias.name: _inside(node.module) for node in self.tree.body if isinstance(node, ast.ImportFrom)
+        names = {alias.name: _inside(node.module) for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)
                  and node.module and node.module.startswith("divopd.") for alias in node.names}  # fmt: skip
         return {name: names[name] for name in self._all() if name in names}
 

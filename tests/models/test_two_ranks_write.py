@@ -8,9 +8,8 @@ from typing import NamedTuple
 import pytest
 
 pytest.importorskip("torch", reason="for want of the extra train")
-pytestmark = pytest.mark.slow  # two processes that meet: ten seconds of a core
 
-SCRIPT = Path(__file__).with_name("one_of_two_ranks.py")
+SCRIPT = Path(__file__).with_name("two_ranks.py")
 
 
 class Ended(NamedTuple):
@@ -27,15 +26,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     place = tmp_path_factory.mktemp("ranks")
     good, bad = place / "checkpoints", place / "in-the-way"
     bad.write_text("a file is in the way")
-    words = [str(place / "meeting"), str(good), str(bad)]
-    commands = [[sys.executable, str(SCRIPT), str(rank), *words] for rank in range(2)]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    try:
-        said = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return Ended(good, bad, said)
+    command = [sys.executable, str(SCRIPT), str(place / "meeting"), str(good), str(bad)]
+    ranks = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    lines = [line.partition(" ") for line in ranks.stdout.splitlines()]
+    return Ended(good, bad, [[said for rank, _, said in lines if rank == wanted] for wanted in "01"])
 
 
 def test_both_ranks_know_that_it_is_written(ended: Ended) -> None:

@@ -1,5 +1,6 @@
-"""One of two processes that save checkpoints together: says how each ended. Arguments: rank, meeting place, folders."""
+"""Two processes that save checkpoints together: each says how each save ended. Arguments: meeting place, folders."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,14 +11,18 @@ from divopd.errors import CheckpointError
 from divopd.run.checkpoints import save_checkpoint
 
 if __name__ == "__main__":
-    rank, meeting, *folders = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+    meeting, *folders = sys.argv[1:]
+    child = os.fork()  # what both import is imported once
+    rank = 0 if child else 1
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     for folder in folders:
         try:
             save_checkpoint(Path(folder), update=3, model=model, optimizer=optimizer, state={})
-            print("saved", flush=True)
+            print(rank, "saved", flush=True)
         except CheckpointError as error:
-            print(error, flush=True)
+            print(rank, error, flush=True)
     dist.destroy_process_group()
+    if child:
+        os.waitpid(child, 0)
