@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from divopd.environments import Environment, Observation
-from divopd.environments.environment import Call, answer
+from divopd.environments.environment import Call, Returned, submit
 from divopd.errors import EnvironmentFailure
 from divopd.models.policy import Policy, Response
 from divopd.prompts import Codec, Conversation, Prompt, PromptStyle, Reader
@@ -128,7 +128,9 @@ def play_each(
     while True:
         used = {id(rollout.environment) for rollout in active}
         free = [environment for environment in environments if id(environment) not in used]
-        active += [InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
+        begun = [InLockStep(live(start, acting), start, free.pop(0)) for start in islice(waiting, len(free))]
+        go_on((rollout, None) for rollout in begun)
+        active += begun
         if not active:
             return
         heartbeat()
@@ -148,7 +150,7 @@ def answer_together(
     version: int | None = None,
 ) -> list[Response]:
     """One turn of each of these rollouts, which all have a question; `version` is the student's, if told."""
-    made: dict[int, Response] = {}
+    made: dict[int, Answered] = {}
     for policy, share in _by_policy(rollouts, student, teacher_of):
         asks = [rollout.ask for rollout in share if rollout.ask is not None]
         responses = policy.respond(
@@ -157,32 +159,44 @@ def answer_together(
             max_tokens=acting.max_response_tokens,
             seeds=[ask.seed for ask in asks],
         )
-        for rollout, response in zip(share, responses, strict=True):
-            rollout.go_on(Answered(response, version))
-            made[id(rollout)] = response
-    return [made[id(rollout)] for rollout in rollouts]
+        made |= {id(one): Answered(response, version) for one, response in zip(share, responses, strict=True)}
+    go_on((rollout, made[id(rollout)]) for rollout in rollouts)
+    return [made[id(rollout)].response for rollout in rollouts]
+
+
+def go_on(rollouts: "Iterable[tuple[InLockStep, Answered | None]]") -> None:
+    """Each lives on to its next question or to its end, with what a model has answered (None: it begins).
+
+    Their environments are asked first and waited for then, in the order of the rollouts: whichever is done first, what
+    comes of them is the same.
+    """
+    calls = [(rollout, call) for rollout, given in rollouts if (call := rollout.hear(given)) is not None]
+    while calls:
+        waits = [(rollout, submit(rollout.environment, call)) for rollout, call in calls]
+        calls = [(rollout, call) for rollout, wait in waits if (call := rollout.hear(_returned(wait))) is not None]
+
+
+def _returned(wait: Callable[[], Returned]) -> Returned | EnvironmentFailure:
+    try:
+        return wait()
+    except EnvironmentFailure as failure:
+        return failure
 
 
 class InLockStep:
-    """One rollout with its environment, between two turns: it has a question to a model, or it is over."""
+    """One rollout with its environment. Between two turns it has a question to a model, or it is over."""
 
     def __init__(self, life: "Life", start: Start, environment: Environment) -> None:
         self._life, self.start, self.environment = life, start, environment
         self.ask: Ask | None = None
         self.played: Played | None = None
-        self.go_on(None)
 
-    def go_on(self, given: "Answered | None") -> None:
-        """Live on to the next question or to the end; calls of the environment are made at once."""
+    def hear(self, given: "Answered | Returned | EnvironmentFailure") -> Call | None:
+        """Live on with what was wanted; what it wants of its environment next, if that is what it wants."""
         wish = onward(self._life, given)
-        while isinstance(wish, Call):
-            try:
-                seen = answer(self.environment, wish)
-            except EnvironmentFailure as failure:
-                wish = onward(self._life, failure)
-            else:
-                wish = onward(self._life, seen)
-        self.ask, self.played = (wish, None) if isinstance(wish, Ask) else (None, wish)
+        self.ask = wish if isinstance(wish, Ask) else None
+        self.played = wish if isinstance(wish, Played) else None
+        return wish if isinstance(wish, Call) else None
 
 
 class Ask(NamedTuple):

@@ -1,6 +1,8 @@
 """What an environment can do. A user's own environment is this protocol and nothing more."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 Method = Literal["reset", "step", "valid_actions"]
@@ -50,7 +52,24 @@ class Call(NamedTuple):
     argument: str | None = None
 
 
-def answer(environment: Environment, call: Call) -> Observation | list[str] | None:
+Returned = Observation | list[str] | None  # by a call
+
+
+@runtime_checkable
+class AnswersLater(Protocol):
+    """An environment that works elsewhere: several are asked first and waited for then, and work at the same time."""
+
+    def submit(self, call: Call) -> Callable[[], Returned]:
+        """Ask; what is returned waits for the answer, and raises what the call would."""
+        ...
+
+
+def submit(environment: Environment, call: Call) -> Callable[[], Returned]:
+    """Ask an environment; what is returned gives the answer. One that works here begins only then."""
+    return environment.submit(call) if isinstance(environment, AnswersLater) else partial(answer, environment, call)
+
+
+def answer(environment: Environment, call: Call) -> Returned:
     """Do what is asked. The answer to `valid_actions` is None where the environment does not tell them."""
     if call.method == "valid_actions":
         return environment.valid_actions() if isinstance(environment, TellsActions) else None

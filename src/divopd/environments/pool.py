@@ -14,10 +14,11 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from divopd.environments import find_entry, make_environment
-from divopd.environments.environment import Call, Environment, Method, Observation, answer
+from divopd.environments.environment import Call, Environment, Method, Observation, Returned, answer
 from divopd.environments.wire import WireError, observation_from_json
 from divopd.environments.worker_process import ENDING_S, Request, Told, WorkerProcess
 from divopd.errors import EnvironmentFailure, EnvironmentMistake, InputError
@@ -94,7 +95,8 @@ def environments_in(pool: EnvironmentPool, *, heed: Callable[[], None] = lambda:
     """
     if isinstance(pool, InlinePool):
         return list(pool.environments)
-    return [PooledEnvironment(pool, place, heed=heed) for place in range(pool.size)]
+    mailbox = _Mailbox(pool, heed=heed)
+    return [PooledEnvironment(mailbox, place) for place in range(pool.size)]
 
 
 class InlinePool:
@@ -202,26 +204,43 @@ def _close(workers: Sequence[WorkerProcess]) -> None:
 
 
 class PooledEnvironment:
-    """One place of a pool as an environment; while it waits, no other place may be asked."""
+    """One place of a pool as an environment. Places may be asked together: they work at the same time."""
 
-    def __init__(self, pool: EnvironmentPool, place: int, *, heed: Callable[[], None] = lambda: None) -> None:
-        self._pool, self._place, self._heed = pool, place, heed
+    def __init__(self, mailbox: "_Mailbox", place: int) -> None:
+        self._mailbox, self._place = mailbox, place
 
     def reset(self, task: str) -> Observation:
-        return cast(Observation, self._ask("reset", task))
+        return cast(Observation, self.submit(Call("reset", task))())
 
     def step(self, action: str) -> Observation:
-        return cast(Observation, self._ask("step", action))
+        return cast(Observation, self.submit(Call("step", action))())
 
     def valid_actions(self) -> list[str] | None:
-        return cast("list[str] | None", self._ask("valid_actions"))
+        return cast("list[str] | None", self.submit(Call("valid_actions"))())
 
-    def _ask(self, method: Method, argument: str | None = None) -> object:
-        self._pool.submit(self._place, method, argument)
-        while not (answers := self._pool.collect(timeout_s=LOOK_S)):
-            self._heed()
-        [answer] = answers
-        assert answer.place == self._place
+    def submit(self, call: Call) -> Callable[[], Returned]:
+        """Ask now, and wait for the answer where it is wanted."""
+        self._mailbox.submit(self._place, call)
+        return partial(self._mailbox.wait_for, self._place)
+
+
+class _Mailbox:
+    """The answers of a pool, until those who asked come for them."""
+
+    def __init__(self, pool: EnvironmentPool, *, heed: Callable[[], None]) -> None:
+        self._pool, self._heed = pool, heed
+        self._answers: dict[int, Answer] = {}
+
+    def submit(self, place: int, call: Call) -> None:
+        self._pool.submit(place, call.method, call.argument)
+
+    def wait_for(self, place: int) -> Returned:
+        while place not in self._answers:
+            came = self._pool.collect(timeout_s=LOOK_S)
+            self._answers |= {one.place: one for one in came}
+            if not came:
+                self._heed()
+        answer = self._answers.pop(place)
         if answer.failure is not None:
             raise answer.failure
         return answer.value

@@ -5,13 +5,13 @@ many of them end the run.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from divopd.config import Config
 from divopd.environments import Environment, Observation
-from divopd.environments.environment import TellsActions
+from divopd.environments.environment import Call, Returned, submit
 from divopd.errors import EnvironmentFailure
 from divopd.explorer import Played, Start
 from divopd.failures import FIRST, Failures, is_told
@@ -78,21 +78,29 @@ class RetellingEnvironment:
         self._retells = False
 
     def reset(self, task: str) -> Observation:
+        return cast(Observation, self.submit(Call("reset", task))())
+
+    def step(self, action: str) -> Observation:
+        return cast(Observation, self.submit(Call("step", action))())
+
+    def valid_actions(self) -> list[str] | None:
+        return cast("list[str] | None", self.submit(Call("valid_actions"))())
+
+    def submit(self, call: Call) -> Callable[[], Returned]:
+        """What is played may work elsewhere meanwhile; what is told again is there when it is wanted."""
+        if call.method == "reset":
+            self._take_next(call.argument)
+        if not self._retells:
+            return submit(self._environment, call)
+        return self._next if call.method != "valid_actions" else lambda: None
+
+    def _take_next(self, task: str | None) -> None:
         start = next(self._starts)
         assert start.task == task, "rollouts begin in the order of their starts"
         event = self._broken.get(start.number)
         self._retells = event is not None
-        if event is None:
-            return self._environment.reset(task)
-        self._reason, self._left = event["reason"], deque(Observation(**seen) for seen in event["seen"])
-        return self._next()
-
-    def step(self, action: str) -> Observation:
-        return self._next() if self._retells else self._environment.step(action)
-
-    def valid_actions(self) -> list[str] | None:
-        environment = self._environment
-        return environment.valid_actions() if isinstance(environment, TellsActions) and not self._retells else None
+        if event is not None:
+            self._reason, self._left = event["reason"], deque(Observation(**seen) for seen in event["seen"])
 
     def _next(self) -> Observation:
         if not self._left:

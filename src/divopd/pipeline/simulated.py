@@ -9,10 +9,10 @@ A resume starts from the newest checkpoint and lives through the same virtual ti
 the crash are put again (which changes nothing), journalled batches are served again, and then it goes on.
 """
 
-import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from divopd.curricula import outcome_of
 from divopd.environments import Environment
 from divopd.environments.pool import environments_in
 from divopd.evaluation import exam_of, is_evaluated
-from divopd.explorer import InLockStep, Played, Start, answer_together, live, rows_of
+from divopd.explorer import InLockStep, Played, Start, answer_together, go_on, live, rows_of
 from divopd.first_evaluation import evaluate_version
 from divopd.learner import Learner
 from divopd.learner.torch_learner import TorchLearner
@@ -37,8 +37,9 @@ from divopd.pipeline.kept_weights import keep_weights
 from divopd.pipeline.models import load_student
 from divopd.pipeline.preflight import load_models
 from divopd.pipeline.rollouts import TrainingRollouts, has_room, is_synced
+from divopd.pipeline.slots import Slot, seconds_of, slot_from_json, slot_to_json, spread
 from divopd.pipeline.training import Wishes, train
-from divopd.pipeline.turn_by_turn import Begun, begun_from_json
+from divopd.pipeline.turn_by_turn import Begun
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.pipeline.world import Waited, refuse_to_starve
 from divopd.records import Clock, Observer
@@ -48,7 +49,7 @@ from divopd.run.durable_folder import numbered_path
 from divopd.run.folder import RunFolder
 from divopd.store import JournaledBatch, Store
 from divopd.teacher import Away, Teachers
-from divopd.turns import Rollout, TeacherTurn, turn_from_json, turn_to_json
+from divopd.turns import Rollout
 
 
 def run_simulated(config: Config, folder: Path, *, observer: Observer, wishes: Wishes) -> None:
@@ -81,19 +82,6 @@ def _tell_records(store: Store, observer: Observer) -> None:
         observer.updated(update)
     for evaluation in store.evaluations().values():
         observer.evaluated(evaluation)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One place for a rollout in flight: when its rollout ends, and what will then enter the queue.
-
-    Where versions go by turn and it has not ended yet, it is `begun`, and `ends_at` is when its next turn begins.
-    """
-
-    ends_at: float = 0.0
-    rollout: Rollout | None = None
-    generated_tokens: int = 0
-    begun: Begun | None = None
 
 
 class Made(NamedTuple):
@@ -252,12 +240,12 @@ class SimulatedWorld:
     def write_state(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._acts_behind(state):
             publish_weights(self.run.acting_weights, state["acting_version"], self.actor.weights(), keep=2)
-        return state | {"slots": [_slot_to_json(slot) for slot in state["slots"]]}
+        return state | {"slots": [slot_to_json(slot) for slot in state["slots"]]}
 
     def restore(self, state: dict[str, Any], *, version: int, learner: Learner) -> None:
         for name in ("elapsed_s", "learner_s", "version", "acting_version", "started", "turns_put", "rollouts_put"):
             setattr(self, name, state[name])
-        self.slots = [_slot_from_json(slot) for slot in state["slots"]]
+        self.slots = [slot_from_json(slot) for slot in state["slots"]]
         if self._acts_behind(state):
             weights = read_weights(numbered_path(self.run.acting_weights, self.acting_version))
             self.actor.fill_weights(weights, source=f"version {self.acting_version}")
@@ -338,14 +326,18 @@ class SimulatedWorld:
         start = self.rollouts.start(self.started, version=self.acting_version)
         self.started += 1
         acting = self.rollouts.acting(self.acting_version)
-        self.lives[number] = InLockStep(live(start, acting), start, self._room(number, start))
+        life = self.lives[number] = InLockStep(live(start, acting), start, self._room(number, start))
+        go_on([(life, None)])
         self.slots[number] = Slot(moment, begun=Begun(start, self.acting_version, moment))
         self._end_or_go_on([number])
 
+    @cached_property
+    def _environments(self) -> list[Environment]:
+        return environments_in(self.rollouts.pool, heed=lambda: self.heed())
+
     def _room(self, number: int, start: Start) -> Environment:
         """The environment of a slot; a rollout that broke off before a resume is only told again."""
-        environment = environments_in(self.rollouts.pool, heed=lambda: self.heed())[number]
-        return retelling([environment], [start], self.broken)[0]
+        return retelling([self._environments[number]], [start], self.broken)[0]
 
     def _play_turns(self, numbers: list[int]) -> None:
         """The next turn in each of these slots, with the weights that explorers have now."""
@@ -446,7 +438,7 @@ class SimulatedWorld:
         self.doing("teacher", f"scoring rollouts of version {self.acting_version}", played[0].start.number)
         scored = {rollout.id: rollout for rollout in self.teachers.score([r for r in rows if r is not None])}
         return [
-            Made(scored[unscored.id] if unscored else None, one.generated_tokens, self._seconds(one))
+            Made(scored[unscored.id] if unscored else None, one.generated_tokens, seconds_of(one, self.config.costs))
             for one, unscored in zip(played, rows, strict=True)
         ]
 
@@ -465,33 +457,3 @@ class SimulatedWorld:
         self.broken[number] = note_broken(self.store, played)
         if sentence := sentence_of(self.broken[number], count=len(self.broken)):
             self.observer.told(sentence)
-
-    def _seconds(self, played: Played) -> float:
-        """Virtual seconds from the start of a rollout to its arrival in the queue, without jitter."""
-        costs = self.config.costs
-        whole = len(played.turns[-1].prompt.ids) + len(played.turns[-1].response.ids) if played.turns else 0
-        own = played.turns[-1].teacher_prompt if played.turns else None
-        acting = played.generated_tokens * costs.generated_token_s + len(played.turns) * costs.environment_step_s
-        more = 0 if own is None else len(own.ids) - len(played.turns[-1].prompt.ids)  # that the teacher reads
-        reading = whole * (costs.read_token_s + costs.scored_token_s) + more * costs.scored_token_s
-        return costs.rollout_s + acting + reading
-
-
-def spread(seed: int, number: int) -> float:
-    """From -1 to 1, the same for the same rollout of the same seed whatever the method is."""
-    return random.Random(f"jitter {seed} {number}").uniform(-1, 1)
-
-
-def _slot_to_json(slot: Slot) -> list[Any]:
-    turns = None if slot.rollout is None else [turn_to_json(turn) for turn in slot.rollout.turns]
-    taught = [] if slot.rollout is None else [asdict(turn) for turn in slot.rollout.teacher_turns]
-    return [slot.ends_at, turns, slot.generated_tokens, taught, slot.begun and slot.begun.to_json()]
-
-
-def _slot_from_json(data: list[Any]) -> Slot:
-    ends_at, turns, generated_tokens, *more = data
-    begun = begun_from_json(more[1]) if len(more) > 1 and more[1] else None
-    rows = tuple(turn_from_json(turn, where="checkpoint") for turn in turns or ())
-    kept = more[0] if more else []  # checkpoints of before have no turns of the teacher
-    taught = tuple(TeacherTurn(**turn | {"response_ids": tuple(turn["response_ids"])}) for turn in kept)
-    return Slot(ends_at, Rollout(rows[0].rollout, rows, taught) if rows else None, generated_tokens, begun)

@@ -13,7 +13,7 @@ import numpy as np
 from divopd.config import Costs
 from divopd.environments import Environment
 from divopd.errors import CheckpointError
-from divopd.explorer import Acting, Answered, Ask, InLockStep, Start, live
+from divopd.explorer import Acting, Answered, Ask, InLockStep, Start, go_on, live
 from divopd.models.policy import Response
 
 
@@ -55,13 +55,14 @@ class Begun:
     def live_again(self, acting: Acting, environment: Environment) -> InLockStep:
         """Live up to where it was: the environment hears the same actions, and no model is asked."""
         life = InLockStep(live(self.start, acting), self.start, environment)
+        go_on([(life, None)])
         for one in self.given:
             if life.ask is None:
                 raise CheckpointError(
                     f"rollout r{self.start.number:06d} of task {self.start.task} ends earlier than before the resume; "
                     "expected an environment that answers the same actions alike"
                 )
-            life.go_on(Answered(one.response, one.version))
+            go_on([(life, Answered(one.response, one.version))])
         return life
 
     def to_json(self) -> dict[str, Any]:
