@@ -122,7 +122,8 @@ test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed .venv-trin
 		.venv-verl/installed .venv-trl/installed
 	$(BIN)/python -m pytest -m slow
 	.venv-alfworld/bin/python -m pytest -m slow tests/environments/test_alfworld_package.py
-	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py tests/models/test_vllm_memory.py
+	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py tests/models/test_vllm_memory.py \
+		tests/models/test_vllm_programs.py
 	.venv-trinity/bin/python -m pytest -m slow tests/adapters/test_trinity.py tests/adapters/test_trinity_example.py
 	.venv-transfer-queue/bin/python -m pytest -m slow tests/adapters/test_transfer_queue.py
 	.venv-verl/bin/python -m pytest -m slow tests/adapters/test_verl.py

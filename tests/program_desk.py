@@ -60,7 +60,7 @@ def wait_for(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
 class Scripted:
     """A student whose next answers are told to it; what they are worth to it is computed by its weights."""
 
-    def __init__(self, policy: TransformersPolicy, codec: Codec) -> None:
+    def __init__(self, policy: Any, codec: Codec) -> None:
         self.policy, self.codec = policy, codec
         self.script: deque[str] = deque()
         self.asked: list[dict[str, Any]] = []
@@ -110,16 +110,26 @@ class Desk:
     """Plays programs until it is closed. `student` may be told what to answer; rollouts that ended are in `over`."""
 
     def __init__(
-        self, folder: Path, *, places: int = 2, timeout_s: float = 60.0, most: int = 12, **changes: Any
+        self,
+        folder: Path,
+        *,
+        places: int = 2,
+        timeout_s: float = 60.0,
+        most: int = 12,
+        engine: Any = None,
+        parser: str = "auto",
+        **changes: Any,
     ) -> None:
+        """`engine` is the student where it is not the tiny one."""
         self.folder = folder
         self.tasks = {name: {"id": name} for name in ("a", "b", "c")}
-        policy = make_student()
+        policy = engine or make_student()
         self.codec = Codec(policy.tokenizer)
         self.policy, self.student, self.teacher = policy, Scripted(policy, self.codec), Scripted(policy, self.codec)
-        self.chat = Chat(self.codec, tools="plain")
+        self.chat = Chat(self.codec, tools="plain", parser=parser)
         self.over: list[Played] = []
         self._pool = ProgramPool(["sh", "-c", WAITER, str(folder)], self.tasks, size=places, timeout_s=timeout_s)
+        self.endpoint = self._pool._endpoint
         acting = Acting(PromptStyle(), self.codec, temperature=1.0, max_response_tokens=most, seed=3)
         self._acting = replace(acting, **{k: v for k, v in changes.items() if k in Acting.__dataclass_fields__})
         self._programs = {k: v for k, v in changes.items() if k not in Acting.__dataclass_fields__}

@@ -1,9 +1,12 @@
 """Keys that decide how rollouts are played: environment, prompts, explorer, recovery, curriculum, evaluation, seed."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import copy
 from typing import Any
+
+import pytest
 
 from divopd.models.model_files import load_tokenizer
 from divopd.report.run_comparison import compare_runs
@@ -120,6 +123,18 @@ def test_tools_are_written_into_prompts_or_refused(before: Run, after: Run) -> N
     """A program that is refused asks without them here: its prompts have no tool in them."""
     assert not any("Lifts." in before.prompt(turn) for turn in before.rows)
     assert all("Lifts." in after.prompt(turn) for turn in after.rows)
+
+
+@checks("environment.tool_parser")
+def test_calls_are_parsed_by_whom_the_key_names(lab: Lab) -> None:
+    """Without vLLM its parsers are refused at the start; with it test_vllm_programs.py tells them apart."""
+    if find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
+    with_tools = [setting for setting in PROGRAM if not setting.startswith("environment.tools=")]
+    refused = lab.run(*with_tools, "environment.tools=plain", "environment.tool_parser=vllm:hermes")
+    assert refused.code == 2
+    assert "environment.tool_parser is vllm:hermes, but vLLM's parsers cannot be imported here" in refused.said
+    assert lab.run(*with_tools, "environment.tools=plain", "environment.tool_parser=auto").code == 0
 
 
 @changing(

@@ -1,6 +1,7 @@
 """Messages of programs as prompt ids, and answers as tool calls."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -94,6 +95,21 @@ def test_a_template_that_shows_tools_passes_its_test_and_others_are_refused() ->
         chat_with(
             TOOL_TEMPLATE.replace("message.role == 'tool'", "message.role == 'tool' and message.fail.x.y")
         ).check_tools()
+
+
+def test_a_parser_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old transformers, or no vLLM: a sentence at the start; where no tools are offered nobody needs one."""
+    monkeypatch.setitem(sys.modules, "transformers.utils.chat_parsing", None)  # as one that does not have it
+    with pytest.raises(
+        InputError, match=r"transformers \d+.* cannot parse tool calls; expected 5\.19 or newer: run pip"
+    ):
+        chat_with(CHAT_TEMPLATE, tools="plain").check_tools()
+    without = chat_with(CHAT_TEMPLATE, tools="none")
+    without.check_tools()
+    assert without.read(without.codec.response_ids("open"), []).content == "open"
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(InputError, match=r"tool_parser is vllm:hermes, but vLLM's parsers cannot be imported here"):
+        chat_with(CHAT_TEMPLATE, tools="plain", parser="vllm:hermes").check_tools()
 
 
 def test_tools_are_in_the_prompt_or_refused() -> None:

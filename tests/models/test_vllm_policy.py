@@ -35,6 +35,7 @@ from divopd.run.checkpoints import publish_weights, read_weights
 from divopd.store import Store
 from divopd.teacher import Away, Teachers, score_rollouts
 from divopd.turns import Rollout
+from vllm_engines import give_back
 
 DEFAULT = Path(__file__).parents[2] / "configs" / "default" / "divopd.yaml"
 LIVE = ["clock=live", "student.engine=vllm", "teacher.engine=vllm"]
@@ -48,6 +49,13 @@ def slow(test):  # type: ignore[no-untyped-def]
     """Warnings of vLLM and of what it imports are not ours."""
     missing = pytest.mark.skipif(find_spec("vllm") is None, reason="for want of vLLM")
     return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(missing(test)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_engines_share() -> Iterator[None]:
+    yield
+    if "vllm" in sys.modules:
+        give_back()
 
 
 @pytest.fixture(scope="module")

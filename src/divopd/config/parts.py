@@ -37,6 +37,9 @@ class EnvironmentPart(Part):
     """Of a program: a file with its tasks for each split, one JSON object with an `id` a line."""
     tools: Literal["template", "plain", "none"] = "template"
     """Of a program: who writes its tools into prompts: the chat template, plain text, or nobody (they are refused)."""
+    tool_parser: Annotated[str, Field(pattern=r"^(auto|vllm:[\w.-]+)$")] = "auto"
+    """Of a program: what finds tool calls in answers. auto: transformers, with the tokenizer's own response template if
+    it brings one; vllm:NAME: a parser of vLLM, where that is installed, such as vllm:hermes."""
     undelivered: Literal["drop", "train"] = "drop"
     """Of a program: what becomes of turns whose answers it has not heard."""
     settings: dict[str, Any] = Field(default={})

@@ -119,7 +119,8 @@ class Vocabularies:
         prompts = self._own_texts()
         own = self.teacher_codecs()
         if self._config.environment.command is not None:
-            chat = Chat(self.student_codec(), tools=self._config.environment.tools)
+            part = self._config.environment
+            chat = Chat(self.student_codec(), tools=part.tools, parser=part.tool_parser)
             chat.check_tools()
             prompts.append(chat.example())
         for role, tokenizer in self.roles.items():

@@ -6,12 +6,14 @@ spell, no control token comes from them: only the template says who speaks.
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from divopd.errors import AlignmentError, InputError
 from divopd.prompts.codec import Codec
 from divopd.prompts.template_bounds import check_template
-from divopd.prompts.tool_calls import Json, Said, ToolWay, read_answer, written_plainly
+from divopd.prompts.tool_calls import Json, Said, ToolParser, ToolWay, TransformersParser, written_plainly
+from divopd.prompts.vllm_parsers import PREFIX, VllmParser
 
 _PROBE: Json = {
     "type": "function",
@@ -32,10 +34,19 @@ _EXAMPLE: list[Json] = [
 
 
 class Chat:
-    """How a student reads the conversations of programs. `tools`: see tool_calls.py."""
+    """How a student reads the conversations of programs. `tools`: see tool_calls.py.
 
-    def __init__(self, codec: Codec, *, tools: ToolWay = "template") -> None:
-        self.codec, self.tools = codec, tools
+    `parser`: auto is that of transformers, vllm:NAME is one of vLLM's.
+    """
+
+    def __init__(self, codec: Codec, *, tools: ToolWay = "template", parser: str = "auto") -> None:
+        self.codec, self.tools, self._parser_name = codec, tools, parser
+
+    @cached_property
+    def _parser(self) -> ToolParser:
+        """An InputError says that it is not there; where no tools are offered nobody looks for it."""
+        tokenizer, name = self.codec.tokenizer, self._parser_name
+        return TransformersParser(tokenizer) if name == "auto" else VllmParser(name.removeprefix(PREFIX), tokenizer)
 
     def prompt(self, messages: Sequence[Json], tools: Sequence[Json]) -> list[int]:
         """The ids before the answer; an AlignmentError says what the chat template has against the messages."""
@@ -52,15 +63,17 @@ class Chat:
 
     def read(self, ids: Sequence[int], tools: Sequence[Json]) -> Said:
         """What an answer says, and which tools it calls."""
+        text = self.codec.decode(ids)
+        if not tools:
+            return Said(text)
         ended = bool(ids) and ids[-1] == self.codec.stop
         raw = str(self.codec.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
-        return read_answer(self.codec.decode(ids), raw, tokenizer=self.codec.tokenizer, tools=tools)
+        return self._parser.read(text, raw, tools)
 
     @property
     def parser(self) -> str:
         """What parses answers, for the record."""
-        own = getattr(self.codec.tokenizer, "response_template", None)
-        return "the tokenizer's response template" if own else "tagged JSON"
+        return "none" if self.tools == "none" else self._parser.name
 
     def check_tools(self) -> None:
         """Refuse a chat template that does not show tools, or whose calls the parser does not find again."""
@@ -79,8 +92,8 @@ class Chat:
         if missing:
             way = "the student's chat template" if self.tools == "template" else "plain text"
             raise InputError(
-                f"environment.tools is {self.tools}, but {way} does not show {', nor '.join(missing)}; set it to plain "
-                "(tools are written as text) or to none (the program offers no tools)"
+                f"environment.tools is {self.tools}, but {way} does not show {', nor '.join(missing)} (parser: "
+                f"{self.parser}); set it to plain (tools are written as text) or to none (the program offers no tools)"
             )
 
     def example(self) -> list[int]:
@@ -108,7 +121,7 @@ class Chat:
         rest = after[same:]
         stop = str(self.codec.tokenizer.convert_ids_to_tokens(self.codec.stop))
         answer = rest.partition(stop)[0]
-        return read_answer(answer, answer, tokenizer=self.codec.tokenizer, tools=[_PROBE]).calls == [_CALLED]
+        return self._parser.read(answer, answer, [_PROBE]).calls == [_CALLED]
 
     def _disarmed(self, message: Json) -> Json:
         return self._safe(message, strictly=message["role"] in ("user", "tool"))

@@ -2,13 +2,17 @@
 
 `template`: the model's chat template writes tools, calls and results. `plain`: a template that knows no tools gets them
 as texts, in the form that most open models know (a JSON object between <tool_call> tags); `none`: no tools at all.
-Answers are parsed by transformers, with the response template of the tokenizer if it brings one.
+Answers are parsed by transformers, with the response template of the tokenizer if it brings one, or by one of vLLM's
+parsers (vllm_parsers.py).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from importlib.metadata import version
+from typing import Any, Literal, Protocol
+
+from divopd.errors import InputError
 
 ToolWay = Literal["template", "plain", "none"]
 # no_tools: none were offered. text: no call in it. calls: parsed. unparsed: it looks like a call, and is told as text
@@ -47,30 +51,54 @@ class Said:
     status: ParseStatus = "no_tools"
 
 
-def read_answer(text: str, raw: str, *, tokenizer: Any, tools: Sequence[Json]) -> Said:
-    """An answer, `raw` with its control tokens. What cannot be parsed is text."""
-    if not tools:
-        return Said(text)
-    own = getattr(tokenizer, "response_template", None)
-    if own is None and OPEN not in raw:
-        return Said(text, status="text")
+class ToolParser(Protocol):
+    """Finds the calls in an answer. `name` is for the record."""
+
+    name: str
+
+    def read(self, text: str, raw: str, tools: Sequence[Json]) -> Said:
+        """An answer to a prompt that offers tools, `raw` with its control tokens. What cannot be parsed is text."""
+        ...
+
+
+class TransformersParser:
+    """The tokenizer's own response template, where it brings one; else a JSON object between <tool_call> tags."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """An InputError says that the installed transformers parses no answers."""
+        self._own = getattr(tokenizer, "response_template", None)
+        self.name = "the tokenizer's response template" if self._own else "tagged JSON"
+        self._parse = _parsing_of_transformers()
+
+    def read(self, text: str, raw: str, tools: Sequence[Json]) -> Said:
+        if self._own is None and OPEN not in raw:
+            return Said(text, status="text")
+        try:
+            message = self._parse(raw, self._own or TAGGED, prefix="", tools=list(tools))
+            calls = [called(call["function"]) for call in message.get("tool_calls") or ()]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return Said(text, status="unparsed")
+        if not calls:
+            return Said(text, status="unparsed" if OPEN in raw.rpartition("</think>")[2] else "text")
+        thought, content = message.get("reasoning_content"), str(message.get("content") or "")
+        whole = f"<think>{thought}</think>{content}" if thought else content
+        return Said(whole.strip() or None, calls, "calls")
+
+
+def _parsing_of_transformers() -> Callable[..., Any]:
     try:
         from transformers.utils.chat_parsing import parse_response
-
-        message = parse_response(raw, own or TAGGED, prefix="", tools=list(tools))
-        calls = [_call(call) for call in message.get("tool_calls") or ()]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Said(text, status="unparsed")
-    if not calls:
-        return Said(text, status="unparsed" if OPEN in raw.rpartition("</think>")[2] else "text")
-    thought, content = message.get("reasoning_content"), str(message.get("content") or "")
-    whole = f"<think>{thought}</think>{content}" if thought else content
-    return Said(whole.strip() or None, calls, "calls")
+    except ImportError:
+        raise InputError(
+            f"transformers {version('transformers')} cannot parse tool calls; expected 5.19 or newer: run pip install "
+            "--upgrade transformers, or set environment.tools to none (the program offers no tools), or "
+            "environment.tool_parser to one of vLLM's, such as vllm:hermes"
+        ) from None
+    return parse_response
 
 
-def _call(call: Any) -> Json:
-    """A name and an object of arguments, or a ValueError."""
-    function = call["function"]
+def called(function: Any) -> Json:
+    """A call as its name and an object of arguments, or a ValueError."""
     name, arguments = function["name"], function.get("arguments", {})
     if isinstance(arguments, str):
         arguments = json.loads(arguments)

@@ -1,0 +1,13 @@
+"""What vLLM's engines share within a process, and how a module of tests gives it back."""
+
+import tempfile
+from pathlib import Path
+
+
+def give_back() -> None:
+    """Close the ports of its process group, and remove the file by which its members found one another."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+    for file in Path(tempfile.gettempdir()).glob("vllm_dist_*"):
+        file.unlink(missing_ok=True)
