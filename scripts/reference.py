@@ -75,6 +75,8 @@ FIGURES = {
     "Spent": "Under `spent`, summed since the start of the run.",
     "UpdateRecord": "The line itself.",
     "Answers": "What the student's answers were like.",
+    "ProgramFigures": "Not in `metrics.jsonl`: `divopd train` prints them at the end, and the report has them under "
+    "Flow of turns. From Python: `divopd.store.program_figures`.",
     "EvaluationRecord": "A line of kind `evaluation`.",
 }
 PLAIN = {  # what a field says that has no comment in records.py, because its name says it to whoever reads the code

@@ -7,6 +7,7 @@ What was asked and answered is written down before the program hears of it.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,8 @@ from divopd.config import Config
 from divopd.environments import Observation
 from divopd.environments.environment import Call
 from divopd.environments.programs import replies
-from divopd.errors import AlignmentError, EnvironmentFailure
+from divopd.environments.programs.endpoint import MOST_TOLD
+from divopd.errors import AlignmentError, EnvironmentFailure, ProgramFailure
 from divopd.explorer import Acting, Actor, Answered, Ask, Played, PlayedTurn, Start
 from divopd.models.policy import Response
 from divopd.prompts import Codec, Prompt
@@ -53,7 +55,7 @@ def programs_of(config: Config, codec: Codec, *, calls: Calls | None = None) -> 
     part = config.environment
     if part.command is None:
         return None
-    chat = Chat(codec, tools=part.tools)
+    chat = Chat(codec, tools=part.tools, parser=part.tool_parser)
     most = config.prompts.max_prompt_tokens
     return Programs(chat, most, calls=calls, train_undelivered=part.undelivered == "train")
 
@@ -71,7 +73,8 @@ class ProgramRollout:
         self.recovery = RecoveryState(acting.recovery) if acting.recovery else None
         self.progress = ProgressWatch()
         self.attempt = 0
-        self.refused = 0  # calls of which no prompt could be made
+        self.refused: list[str] = []  # why no prompt could be made of a call
+        self.parsed = Counter[str]()  # calls that were answered, by the status of the answer
 
     def begin(self) -> Generator[Call | Ask, Any, None]:
         """Start the program, and wait for its first call."""
@@ -104,6 +107,7 @@ class ProgramRollout:
 
         self.unfinished = finished
         self.call_numbers.append(request["call"])
+        self.parsed[said.status] += 1
         before = _situation(self.seen, said)
         if self.recovery:
             yield from self.progress.expect(action, before)
@@ -129,11 +133,12 @@ class ProgramRollout:
                         "(prompts.max_prompt_tokens), the context length of this student"
                     )
             except AlignmentError as refused:
-                self.refused += 1
-                if self.refused > MOST_REFUSED:
-                    yield Call("step", json.dumps({"cut": "too many of its calls were refused"}))
-                    raise EnvironmentFailure(
-                        f"more than {MOST_REFUSED} calls of the program were refused; the last one: {refused}"
+                self.refused.append(str(refused))
+                if len(self.refused) > MOST_REFUSED:
+                    ended = yield Call("step", json.dumps({"cut": "too many of its calls were refused"}))
+                    raise ProgramFailure(
+                        f"more than {MOST_REFUSED} calls of the program were refused; the last one: {refused}",
+                        told=json.loads(ended.text),
                     ) from None
                 code = "context_length_exceeded" if "max_prompt_tokens" in str(refused) else "template"
                 error = {"status": 400, "body": replies.error(str(refused), code=code)}
@@ -242,10 +247,24 @@ class ProgramRollout:
                 "ended": self.failure or told.get("ended", ""),
                 "broke_off": self.failure is not None,
                 "undelivered": undelivered,
-                "refused": told.get("refused", []),
+                "refused": [*told.get("refused", []), *self.refused][:MOST_TOLD],
                 "output": told.get("output", ""),
+                "counts": self._counts(refusals=told.get("refusals", 0), undelivered=len(undelivered)),
             }
             self.programs.calls.end_attempt(self.start.number, self.attempt, ended)
+
+    def _counts(self, *, refusals: int, undelivered: int) -> dict[str, int]:
+        """The share of this attempt in the run's ProgramFigures."""
+        calls = self.parsed.total()
+        return {
+            "broke_off": int(self.failure is not None),
+            "calls": calls,
+            "with_tools": calls - self.parsed["no_tools"],
+            "tool_calls": self.parsed["calls"],
+            "unparsed": self.parsed["unparsed"],
+            "refused": refusals + len(self.refused),
+            "undelivered": undelivered,
+        }
 
     def fail(self, failure: EnvironmentFailure) -> None:
         """The program died, or was killed; the turn that it was at is the last one."""

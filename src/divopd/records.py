@@ -148,6 +148,20 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class ProgramFigures:
+    """What the agent programs of a run asked for and heard, over all attempts at rollouts that have ended."""
+
+    attempts: int  # programs that were started and have ended
+    broke_off: int  # of them
+    calls: int  # that were answered: one turn each
+    with_tools: int  # calls that offered tools
+    tool_calls: int  # answers with a tool call in them, or with several
+    unparsed: int  # answers that look like a tool call and do not parse: the program got them as text
+    refused: int  # calls that got a sentence and no answer (400, 413, 429): no turn
+    undelivered: int  # answers that the program has not heard
+
+
+@dataclass(frozen=True)
 class EvaluationRecord:
     """How often a policy version succeeded on the fixed evaluation tasks. Rates are in percent."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from divopd.environments.programs import requests
 from divopd.explorer import Played, rows_of
 from divopd.recovery import Recovery
 from divopd.store import Store, count_incomplete
@@ -67,11 +68,14 @@ def text_of(answer: dict[str, Any]) -> str:
     return answer["choices"][0]["message"]["content"]
 
 
+def request_of(seat: Seat, body: bytes) -> urllib.request.Request:
+    headers = {"Authorization": f"Bearer {seat.key}", "Content-Type": "application/json"}
+    return urllib.request.Request(f"{seat.base_url}/chat/completions", body, headers)
+
+
 def post(seat: Seat) -> dict[str, Any]:
     """One question, by the plainest of clients: it is there at once."""
-    headers = {"Authorization": f"Bearer {seat.key}", "Content-Type": "application/json"}
-    body = json.dumps({"messages": ASK}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{seat.base_url}/chat/completions", body, headers)) as answer:
+    with urllib.request.urlopen(request_of(seat, json.dumps({"messages": ASK}).encode())) as answer:
         return json.load(answer)
 
 
@@ -145,6 +149,10 @@ def test_tools_go_through_the_prompt_and_calls_come_back_parsed(shared: Desk) ->
     assert last.message.content == "done"
     assert [record["parsed"] for record in visit.calls] == ["calls", "calls", "unparsed", "text"]
     assert [record["tools"] for record in visit.calls] == [["open_door"]] * 4
+    [attempt] = shared.attempts(3)
+    assert attempt.ended is not None
+    counts = attempt.ended["counts"]
+    assert (counts["calls"], counts["with_tools"], counts["tool_calls"], counts["unparsed"]) == (4, 4, 2, 1)
     assert [turn.seen.valid for turn in played.turns] == [True, True, False, True]
     second = shared.codec.decode(played.turns[1].prompt.ids)
     assert second.count("it is open") == 2
@@ -240,7 +248,7 @@ def test_an_answer_that_nobody_heard_is_recorded_and_not_trained(shared: Desk) -
     assert [row.turn for row in rows.turns] == [1]
     [attempt] = shared.attempts(9)
     assert attempt.ended is not None
-    assert attempt.ended["undelivered"] == [0]
+    assert (attempt.ended["undelivered"], attempt.ended["counts"]["undelivered"]) == ([0], 1)
     check_rows(visit, played)
 
 
@@ -367,6 +375,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one tool at most": ({"tools": [TOOL], "parallel_tool_calls": False}, "how many tools it calls"),
     "response format": ({"response_format": {"type": "json_object"}}, "a forced format"),
     "logit bias": ({"logit_bias": {"5": 1}}, "it changes what is sampled"),
+    "repetition penalty": ({"extra_body": {"repetition_penalty": 1.2}}, "a penalty changes what is sampled"),
+    "modalities": ({"modalities": ["text", "audio"]}, "text only"),
     "frequency penalty": ({"frequency_penalty": 0.1}, "a penalty changes what is sampled"),
     "presence penalty": ({"presence_penalty": 0.1}, "a penalty changes what is sampled"),
     "stop": ({"stop": ["door"]}, "where the student ends it"),
@@ -377,6 +387,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no messages": ({"messages": []}, "at least one message"),
     "unknown role": ({"messages": [{"role": "wizard", "content": "x"}]}, "expected one of system"),
     "no number": ({"extra_body": {"temperature": "hot"}}, "expected a number"),
+    "no whole number": ({"max_tokens": 0}, "expected a whole number from 1 on"),
+    "no list of tools": ({"extra_body": {"tools": "open_door"}}, "tools is .*; expected a list"),
+    "no function": ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "expected a function with a name"),
+    "too many tools": ({"tools": [TOOL] * 257}, "expected at most 256"),
+    "too many messages": ({"messages": ASK * 4097}, "expected at most 4096"),
+    "no call": (
+        {"messages": [*ASK, {"role": "assistant", "tool_calls": [{"id": "x", "type": "function"}]}, *ASK]},
+        "expected a function with a name",
+    ),
     "too long": ({"messages": [{"role": "user", "content": "door " * 5000}]}, "expected at most 4000"),
 }
 
@@ -387,6 +406,12 @@ def test_what_would_change_the_sample_is_refused_with_a_sentence(shared: Desk) -
     for more, sentence in REFUSED.values():
         with pytest.raises(openai.BadRequestError, match=sentence):
             visit.ask(**more)
+    for body, sentence in ((b"{", "the body is no JSON"), (b"[1]", "the body is no JSON object")):
+        with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+            urllib.request.urlopen(request_of(visit.seat, body))
+        assert sentence in json.load(refused.value)["error"]["message"]
+    with pytest.raises(openai.BadRequestError, match="GET /v1/chat/completions is not served"):
+        visit.client.get("/chat/completions", cast_to=object)
     for route in ("completions", "responses", "embeddings"):
         with pytest.raises(openai.BadRequestError, match="is not served"):
             visit.client.post(f"/{route}", body={"prompt": "x"}, cast_to=object)
@@ -396,6 +421,74 @@ def test_what_would_change_the_sample_is_refused_with_a_sentence(shared: Desk) -
     [attempt] = shared.attempts(20)
     assert attempt.ended is not None
     assert "n is 2; expected one answer a call" in attempt.ended["refused"][0]
+    refusals = len(REFUSED) + 6
+    assert len(attempt.ended["refused"]) == 20 < refusals
+    assert attempt.ended["counts"] == {
+        "broke_off": 0,
+        "calls": 1,
+        "with_tools": 0,
+        "tool_calls": 0,
+        "unparsed": 0,
+        "refused": refusals,
+        "undelivered": 0,
+    }
+
+
+def test_every_option_that_may_be_refused_has_its_case() -> None:
+    """A new one wants a row above."""
+    bodies = [more | more.get("extra_body", {}) for more, _ in REFUSED.values()]
+    assert set(requests._ALLOWED) <= {name for body in bodies for name in body}
+
+
+def test_too_many_calls_at_once_are_refused_until_some_are_answered(shared: Desk) -> None:
+    """The sixty-fifth hears 429 and may come again; the others are turns."""
+    visit = Visit(shared, 24)
+    shared.student.held.clear()
+    askers = [threading.Thread(target=post, args=(visit.seat,)) for _ in range(64)]
+    for asker in askers:
+        asker.start()
+    [attempt] = [one for one in shared.endpoint._attempts.values() if not one.revoked]
+    wait_for(lambda: len(attempt.calls) == 64)
+    with pytest.raises(openai.RateLimitError, match="more than 64 calls at once"):
+        visit.ask()
+    shared.student.held.set()
+    for asker in askers:
+        asker.join()
+    played = visit.leave()
+    assert len(played.turns) == 64
+    [told] = shared.attempts(24)
+    assert told.ended is not None
+    assert (told.ended["counts"]["calls"], told.ended["counts"]["refused"]) == (64, 1)
+
+
+def test_a_call_that_waits_when_its_rollout_ends_is_refused(shared: Desk) -> None:
+    """The rollout is cut at its only turn while two more calls wait: both hear 409."""
+    seat = shared.sit("a", number=25, depth=1)
+    heard: list[int] = []
+
+    def ask() -> None:
+        try:
+            post(seat)
+        except urllib.error.HTTPError as error:
+            heard.append(error.code)
+        except (urllib.error.URLError, ConnectionError):  # the program is killed, and this client is none of it
+            heard.append(0)
+        else:
+            heard.append(200)
+
+    shared.student.held.clear()
+    askers = [threading.Thread(target=ask) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    [attempt] = [one for one in shared.endpoint._attempts.values() if not one.revoked]
+    wait_for(lambda: len(attempt.calls) == 3)
+    shared.student.held.set()
+    for asker in askers:
+        asker.join()
+    assert sorted(heard) == [200, 409, 409]
+    wait_for(lambda: any(one.start.number == 25 for one in shared.over))
+    [played] = [one for one in shared.over if one.start.number == 25]
+    assert len(played.turns) == 1
 
 
 def test_a_prompt_that_does_not_fit_says_so_in_the_code_that_programs_know(shared: Desk) -> None:
@@ -417,6 +510,11 @@ def test_a_program_that_insists_on_what_is_refused_breaks_off(shared: Desk) -> N
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             urllib.request.urlopen(at)
     assert "more than 100 calls of the program were refused" in str(visit.ended().failure)
+    [attempt] = shared.attempts(23)
+    assert attempt.ended is not None
+    assert (attempt.ended["counts"]["refused"], attempt.ended["counts"]["broke_off"]) == (101, 1)
+    assert "expected at most 4000" in attempt.ended["refused"][0]
+    assert attempt.ended["output"] == "hello from a\n"
     visit.client.close()
 
 

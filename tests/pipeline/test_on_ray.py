@@ -1,5 +1,6 @@
 """A real Ray cluster of two nodes on this machine: whole trainings, with actors killed on the way."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,9 @@ import ray
 from ray.cluster_utils import Cluster
 from store_processes import make_rollout, make_test_composer
 
+import door_agent
 from divopd.audits.ledger import audit_ledger
+from divopd.config import Config
 from divopd.errors import FencedError, StoreError
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.on_ray import ActorWorker, RayRun, StoreActor
@@ -26,10 +29,11 @@ from divopd.records import UpdateRecord
 from divopd.run.doing import read_now
 from divopd.run.durable_folder import numbered_folders
 from divopd.run.folder import RunFolder
-from divopd.store import Answer, Question, Store
+from divopd.store import Answer, Question, Store, count_incomplete, program_figures, read_attempts
 from doubles.listener import Listener
 from small_runs import config, outcome
 from waiting import wait_for
+from word_model import save_model
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +184,57 @@ def test_every_actor_says_what_it_does(cluster: Cluster, models: Path, tmp_path:
     assert not folder.now.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_agent_programs_run_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    """Their calls are in the store, with what each row says, although the store's actor was killed on the way."""
+    del cluster
+    for seed, name in enumerate(("student", "teacher")):
+        save_model(tmp_path / name, seed=seed, sharp=0.6)
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in door_agent.TASKS}
+    for split, file in files.items():
+        Path(file).write_text("\n".join(json.dumps({"id": task}) for task in door_agent.Doors.tasks(split)))
+    environment = {"command": [sys.executable, door_agent.__file__], "tasks": files, "tools": "none", "horizon": 4}
+    settings = Config.model_validate(
+        {
+            "clock": "live",
+            "cluster": "ray",
+            "environment": environment,
+            "prompts": {"answer": "terse", "system": "", "max_prompt_tokens": 200},
+            "student": {"model": str(tmp_path / "student")},
+            "teacher": {"model": str(tmp_path / "teacher")},
+            "composer": {"batch_size": 6, "cap": 2},
+            "learner": {"updates": 8, "lr": 1e-2, "checkpoint_every": 2},
+            "explorer": {"rollouts_in_flight": 3, "processes": 2, "max_response_tokens": 4, "versions": "turn"},
+            "evaluation": {"every": 8, "tasks": 2},
+        }
+    )
+    begin_run(settings, tmp_path / "run")
+    killed: list[int] = []
+
+    def kill(record: UpdateRecord) -> None:
+        if record.update == 2:
+            killed.append(pid_of(run.store))
+            os.kill(killed[0], signal.SIGKILL)
+
+    run = RayRun(settings, tmp_path / "run", observer=Listener(kill), wishes=Wishes())
+    run.run()
+    assert killed
+    with Store.open_read_only(tmp_path / "run") as store:
+        assert store.updates == 8
+        rows = [store.whole(turn) for turn in store.stored_turns() if not store.is_settled(turn)]
+        assert rows
+        for row in rows:
+            record = read_attempts(store, int(row.rollout[1:]))[-1].calls[row.turn]
+            assert record is not None
+            assert (record["prompt_ids"], record["completion_ids"]) == (row.prompt_ids, row.response_ids)
+            assert (record["logprobs"], record["first_version"]) == (row.student_logprobs, row.version)
+        figures = program_figures(store)
+        assert figures is not None
+        assert figures.calls >= len(rows)
+        assert count_incomplete(store) <= settings.explorer.rollouts_in_flight * settings.explorer.processes
+
+
 def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:
     """The answer was lost with the actor: the same call again changes nothing and gives the same batch."""
     Store.create(tmp_path / "store.db").close()
@@ -205,6 +260,18 @@ def test_a_call_of_the_store_may_come_twice(tmp_path: Path) -> None:
         assert actor.call("claim_questions", ("teacher-0", 9), {"seconds": 60.0}) == [question]
     for name, values, told in (("put_scored", (waiting,), True), ("answer", (7, Answer([5], [-1.0])), True)):
         assert [actor.call(name, values, {}) for actor in (before, after)] == [told, False]
+    numbers = [actor.call("begin_attempt", (3, {"task": "t"}), {}) for actor in (before, after)]
+    assert numbers == [1, 2]  # the first one is lost, as a number of `reserve` is
+    for actor in (before, after):
+        actor.call("intend_call", (3, 2, 0, {"agent": "main"}), {})
+        actor.call("record_call", (3, 2, 0, {"agent": "main", "parsed": "text"}), {})
+        actor.call("end_attempt", (3, 2, {"ended": "well", "counts": {"calls": 1}}), {})
+    with Store.open_read_only(tmp_path) as store:
+        lost, whole = read_attempts(store, 3)
+        figures = program_figures(store)
+    assert (lost.calls, lost.ended, whole.is_complete) == ({}, None, True)
+    assert figures is not None
+    assert (figures.attempts, figures.calls) == (1, 1)
     for actor in (before, after):
         assert actor.call("answers", ([7],), {}) == {7: Answer([5], [-1.0])}
     for actor in (before, after):

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import door_agent
+import key_agent
+import meeting_agent
 from divopd.cli import main
 from divopd.config import Config, load_config
 from divopd.errors import AlignmentError
@@ -17,7 +19,7 @@ from divopd.models.tiny import build_model, build_tokenizer
 from divopd.models.tiny import save_model as save_tiny
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.records import UpdateRecord
-from divopd.store import Store, count_incomplete, read_attempts
+from divopd.store import Store, count_incomplete, program_figures, read_attempts
 from doubles.listener import Listener
 from recorded_run import RecordedRun, train
 from small_runs import SIZE, train_small
@@ -100,6 +102,33 @@ def test_every_row_is_worth_to_a_fresh_pass_what_was_recorded(models: Path, run:
         assert count_incomplete(store) == 0
 
 
+def test_the_run_sums_up_what_its_programs_asked_for(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every other program asks for what is refused: the terminal, the report, `why` and the store say the same."""
+    agent = Path(key_agent.__file__)
+    made = train(
+        tmp_path / "run",
+        settings(models, environment=program(models, sys.executable, str(agent), "turn"), learner={"updates": 1}),
+    )
+    assert made.code == 0
+    said = capsys.readouterr().out
+    with Store.open_read_only(made.folder) as store:
+        figures = program_figures(store)
+        numbers = store.record_numbers("attempt_end")
+    assert figures is not None
+    assert figures.attempts == len(numbers)
+    assert figures.calls == figures.refused > 0  # tools are refused, and then it asks without them
+    line = (
+        f"{figures.attempts} programs ended, 0 of them broke off; {figures.calls} calls answered, 0 of the answers not "
+        f"heard; none with tools; {figures.refused} refused"
+    )
+    assert line in " ".join(said.split())
+    assert line in (made.folder / "report.html").read_text(encoding="utf-8")
+    assert main(["why", str(made.folder), next(iter(made.rollouts()))]) == 0
+    assert "a call was refused: tools are offered, but environment.tools is none" in capsys.readouterr().out
+
+
 def test_why_tells_what_each_call_was_and_what_became_of_it(
     run: RecordedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +143,7 @@ def test_why_tells_what_each_call_was_and_what_became_of_it(
     said = capsys.readouterr().out
     assert f"call 0 of agent main: {len(rows[0].prompt_ids)} tokens read, {len(rows[0].response_ids)} written" in said
     assert "delivered" in said
+    assert "the program: it ended with exit code 0" in said or "the program: the rollout was cut" in said
     assert "of agent main: " in (run.folder / "report.html").read_text(encoding="utf-8")
     assert main(["explain", str(run.folder), "0"]) == 0
     assert name in capsys.readouterr().out
@@ -133,6 +163,28 @@ def test_a_program_that_dies_now_and_then_costs_its_rollouts(models: Path, tmp_p
     assert {event["task"] for event in broke} == {"train-3"}
     assert "exit code 9; its last words: bad day" in broke[0]["reason"]
     assert all(ended is not None and ended["output"] == "bad day\n" for ended in attempts)
+
+
+def test_programs_of_the_virtual_clock_run_side_by_side_and_repeat(models: Path, tmp_path: Path) -> None:
+    """In training and in evaluations; whichever of them is faster, rows, batches and records stay the same."""
+    runs: list[RecordedRun] = []
+    for number in range(2):
+        (meeting := tmp_path / f"meeting{number}").mkdir()
+        command = (sys.executable, meeting_agent.__file__, str(meeting))
+        changes = {"environment": program(models, *command), "learner": {"updates": 1}}
+        made = train(tmp_path / f"run{number}", settings(models, **changes))
+        assert made.code == 0
+        runs.append(made)
+    first, second = runs
+    assert first.turns() == second.turns()
+    assert first.batches() == second.batches()
+    assert first.metrics("evaluation") == second.metrics("evaluation")
+    attempts: list[list[Any]] = []
+    for made in runs:
+        with Store.open_read_only(made.folder) as store:
+            assert not [event for _, kind, event in store.events() if kind == "rollout_broke"]
+            attempts.append([read_attempts(store, int(name[1:])) for name in made.rollouts()])
+    assert attempts[0] == attempts[1]
 
 
 def test_a_curriculum_counts_calls(models: Path, tmp_path: Path) -> None:

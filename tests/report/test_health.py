@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from divopd.composers.composer import Settings
-from divopd.records import Answers, EvaluationRecord, UpdateRecord
+from divopd.records import Answers, EvaluationRecord, ProgramFigures, UpdateRecord
 from divopd.report.health import CHECKS, WINDOW, Evidence, history_of, warnings_of
 from divopd.report.unseen import unseen_words
 from divopd.store import Store
@@ -116,6 +116,19 @@ def test_answers_that_do_nothing() -> None:
     assert warnings_of(Evidence([], evaluations(0.0, answers=half), Settings("divopd"))) == {}
     old = [replace(one, answers=None) for one in evaluations(0.0)]
     assert warnings_of(Evidence([], old, Settings("divopd"))) == {}
+
+
+def test_calls_of_programs_that_do_not_parse_or_are_refused() -> None:
+    """More than half of them, and not before there are a few; a call that needs no tool is no failed one."""
+    well = ProgramFigures(9, 0, calls=40, with_tools=30, tool_calls=5, unparsed=5, refused=40, undelivered=3)
+    assert warnings_of(Evidence([], [], Settings("divopd"), programs=well)) == {}
+    [sentence] = warnings_of(Evidence([], [], Settings("divopd"), programs=replace(well, unparsed=6))).values()
+    assert "6 of 11 answers that look like tool calls do not parse" in sentence
+    assert "environment.tool_parser" in sentence
+    [sentence] = warnings_of(Evidence([], [], Settings("divopd"), programs=replace(well, refused=41))).values()
+    assert "41 of 81 calls of the programs were refused: `divopd why RUN ROLLOUT`" in sentence
+    few = replace(well, calls=0, with_tools=0, tool_calls=0, unparsed=2, refused=2)
+    assert warnings_of(Evidence([], [], Settings("divopd"), programs=few)) == {}
 
 
 def test_a_queue_that_is_never_full() -> None:

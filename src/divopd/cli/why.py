@@ -34,4 +34,6 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"  {turn['sentence']}"))
     for call in told.get("calls", ()):
         print(printable(f"  {call['sentence']}"))
+    for line in told.get("program", ()):
+        print(printable(f"  {line}"))
     return 0

@@ -88,7 +88,8 @@ class RemoteStore:
     """The store as the roles on a cluster see it: a Queue and a Ledger. While its actor is down, callers wait.
 
     Ray repeats a call whose answer was lost with the store's actor, so each of these leaves the store as one call
-    would; a number of `reserve` may be lost, as it is with an explorer that dies. A `record` that is repeated says
+    would; a number of `reserve` may be lost, as it is with an explorer that dies, and so may an attempt at a rollout,
+    which then has no call. A `record` that is repeated says
     False: the learner's observer does not hear of it then, and whoever reads the store does.
     """
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from divopd.records import ProgramFigures
 from divopd.store.calls import CallAttempt, read_attempts
 from divopd.store.journal import Account, JournalEntry, StoredTurn
 from divopd.store.reader import StoreReader
@@ -13,6 +14,7 @@ _PARSED = {
     "calls": "called",
     "unparsed": "a call that does not parse",
 }
+LAST_WORDS = 200  # characters of what a program has printed
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
@@ -35,13 +37,28 @@ def why(store: StoreReader, rollout: str) -> dict[str, Any]:
         attempts = calls_of(store, rollout)
     sentences = [sentence(t, None if t.fate.update is None else entries[t.fate.update]) for t in turns]
     told = _as_json(turns, sentences) | {"teacher_turns": [_taught_as_json(turn) for turn in taught]}
-    return told | ({"calls": call_lines(attempts[-1]), "attempts": len(attempts)} if attempts else {})
+    if not attempts:
+        return told
+    last = attempts[-1]
+    return told | {"calls": call_lines(last), "attempts": len(attempts), "program": program_lines(last)}
 
 
 def calls_of(store: StoreReader, rollout: str) -> list[CallAttempt]:
     """The attempts of an agent program at this rollout; none if its environment is no program."""
     number = rollout.removeprefix("r")
     return read_attempts(store, int(number)) if number.isdecimal() and len(number) < 12 else []
+
+
+def program_lines(attempt: CallAttempt) -> list[str]:
+    """How the program of an attempt ended, which of its calls were refused, and what it printed last; for people."""
+    if attempt.ended is None:
+        return ["the program was broken off with the process that had started it"]
+    refused = attempt.ended.get("refused", [])
+    more = attempt.ended.get("counts", {}).get("refused", len(refused)) - len(refused)
+    lines = [f"the program: {attempt.ended['ended']}", *(f"a call was refused: {sentence}" for sentence in refused)]
+    lines += [f"{counted(more, 'call')} more {'was' if more == 1 else 'were'} refused"] if more > 0 else []
+    words = attempt.ended.get("output", "").strip()
+    return [*lines, f"it printed last: {words.rpartition(chr(10))[2][-LAST_WORDS:]}"] if words else lines
 
 
 def call_lines(attempt: CallAttempt) -> list[dict[str, Any]]:
@@ -64,6 +81,19 @@ def _call_as_json(turn: int, record: dict[str, Any] | None, *, delivered: bool) 
     )
     kept = ("agent", "actor", "asked", "applied", "tools", "parsed", "action", "finish", "streamed")
     return {"turn": turn, "delivered": delivered, "sentence": text} | {name: record[name] for name in kept}
+
+
+def told_of_programs(figures: ProgramFigures) -> str:
+    """What the programs of a run asked for and heard, in a line."""
+    parts = [
+        f"{counted(figures.attempts, 'program')} ended, {figures.broke_off} of them broke off",
+        f"{counted(figures.calls, 'call')} answered, {figures.undelivered} of the answers not heard",
+        f"{figures.with_tools} with tools: {figures.tool_calls} called one, {figures.unparsed} did not parse"
+        if figures.with_tools
+        else "none with tools",
+        f"{figures.refused} refused",
+    ]
+    return "; ".join(parts)
 
 
 def _taught_as_json(turn: TeacherTurn) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from statistics import fmean
 from divopd.composers.composer import Settings
 from divopd.methods import METHODS
 from divopd.printable import printable
-from divopd.records import EvaluationRecord, UpdateRecord
+from divopd.records import EvaluationRecord, ProgramFigures, UpdateRecord
 from divopd.report.gauge import WINDOW, percent
 
 FEW = 3  # updates: fewer tell nothing
@@ -43,6 +43,7 @@ class Evidence:
     unseen_words: Sequence[str] = ()  # of evaluation tasks, which no training rollout has had
     looked_at: int = 0  # training rollouts, for these words
     first: Sequence[UpdateRecord] = ()  # the first updates of the run, if they are known
+    programs: ProgramFigures | None = None  # of the whole run, if its environment is a program
 
     @property
     def recent(self) -> Sequence[UpdateRecord]:
@@ -116,6 +117,30 @@ def answers_without_effect(evidence: Evidence) -> str | None:
     )
 
 
+def unparsed_calls(evidence: Evidence) -> str | None:
+    """Most tool calls of the student reach the program as text."""
+    figures = evidence.programs
+    tried = figures.tool_calls + figures.unparsed if figures else 0
+    if figures is None or tried < FEW or figures.unparsed <= MOST * tried:
+        return None
+    return (
+        f"{figures.unparsed} of {tried} answers that look like tool calls do not parse, and the programs got them as "
+        "text: see what they look like (`divopd why RUN ROLLOUT`), compare environment.tools and "
+        "environment.tool_parser with the model's page, and explorer.max_response_tokens with their length"
+    )
+
+
+def refused_calls(evidence: Evidence) -> str | None:
+    """Most of what programs ask for is refused."""
+    figures = evidence.programs
+    asked = figures.calls + figures.refused if figures else 0
+    if figures is None or asked < FEW or figures.refused <= MOST * asked:
+        return None
+    return (
+        f"{figures.refused} of {asked} calls of the programs were refused: `divopd why RUN ROLLOUT` has the sentences"
+    )
+
+
 def unseen_words(evidence: Evidence) -> str | None:
     """The evaluation asks for things that training never shows."""
     words = evidence.unseen_words
@@ -156,6 +181,8 @@ CHECKS: dict[str, Callable[[Evidence], str | None]] = {
     "low loss without success": low_loss_without_success,
     "invalid turns": invalid_turns,
     "answers without effect": answers_without_effect,
+    "unparsed calls": unparsed_calls,
+    "refused calls": refused_calls,
     "unseen words": unseen_words,
     "queue never full": queue_never_full,
 }

@@ -9,10 +9,10 @@ from divopd.composers.adaptive import offline_bound
 from divopd.composers.composer import Settings
 from divopd.errors import InputError
 from divopd.metrics import Utilization, arrival_per_drain, utilization_of_counts
-from divopd.records import BatchFigures, Clock, UpdateRecord
+from divopd.records import BatchFigures, Clock, ProgramFigures, UpdateRecord
 from divopd.report.fates import shown_fates
 from divopd.run.stored_config import stored_config
-from divopd.store import is_store, store_path
+from divopd.store import is_store, program_figures, store_path
 from divopd.store.journal import Account
 from divopd.store.schema import STORE_NAME
 from divopd.store.views import RolloutTally, StoreViews
@@ -56,6 +56,7 @@ class RunFigures:
     account: Account
     dead_rows: int  # of the trained turns of the account
     arrival_per_drain: float | None  # None: its records are older than this figure
+    programs: ProgramFigures | None = None  # None: its environment is no program
 
     @property
     def fates(self) -> dict[str, int]:
@@ -106,6 +107,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         rollouts, account = store.rollout_tallies(available_before=store.updates), store.account()
         dead_rows = sum(store.dead_rows().values())
         used = utilization_so_far(rollouts, settings, updates=store.updates)
+        programs = program_figures(store)
     config = stored_config(folder)
     costs = costs_by_version(updates, ranks=ranks_of(config))
     evaluated = tuple(Evaluated(v, one.success_rate, costs_at(v, costs)) for v, one in evaluations.items())
@@ -123,6 +125,7 @@ def read_run(run: Path | str, *, name: str | None = None) -> RunFigures:
         account=account,
         dead_rows=dead_rows,
         arrival_per_drain=arrival_per_drain_of(updates),
+        programs=programs,
     )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from divopd.metrics import final_five, late_batch, peak
 from divopd.printable import printable
-from divopd.records import BatchFigures, EvaluationRecord, UpdateRecord
+from divopd.records import BatchFigures, EvaluationRecord, ProgramFigures, UpdateRecord
+from divopd.report.fates import told_of_programs
 from divopd.report.gauge import WINDOW, QueuePressure, percent, queue_pressure
 from divopd.report.health import FEW, Evidence, warnings_of
 from divopd.report.run_tables import final_five_text, new_table, plain_console, quantity
@@ -82,11 +83,12 @@ class TerminalView:
         self._show(self._evaluation_lines)
         self._warn()
 
-    def _warn(self, *, unseen: Sequence[str] = (), looked_at: int = 0) -> None:
+    def _warn(self, *, unseen: Sequence[str] = (), looked_at: int = 0, programs: ProgramFigures | None = None) -> None:
         """Tell what is probably wrong, each thing once."""
         config = self.config
+        updates, beta, first = list(self._updates), config.learner.beta, self._first
         evidence = Evidence(
-            list(self._updates), self._evaluations, config.composer, config.learner.beta, unseen, looked_at, self._first
+            updates, self._evaluations, config.composer, beta, unseen, looked_at, first=first, programs=programs
         )
         for name, sentence in warnings_of(evidence).items():
             if name not in self._warned:
@@ -108,7 +110,7 @@ class TerminalView:
         with StoreViews.open(folder) as store:
             rollout = store.journal(store.updates - 1).selected[0][0]
             unseen, looked_at = unseen_words(store)
-        self._warn(unseen=unseen, looked_at=looked_at)
+        self._warn(unseen=unseen, looked_at=looked_at, programs=run.programs)
         place = shlex.quote(str(folder))
         for line in (
             f"run: {place}",
@@ -292,6 +294,8 @@ def _summary_rows(run: RunFigures) -> dict[str, str]:
         "turns": f"{run.account.put} put: "
         + ", ".join(f"{turns} {fate.replace('_', ' ')}" for fate, turns in run.fates.items() if turns),
     }
+    if run.programs is not None:
+        rows["programs"] = told_of_programs(run.programs)
     if not run.evaluations:
         return rows
     first, last = run.evaluations[0], run.evaluations[-1]

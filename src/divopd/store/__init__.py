@@ -4,7 +4,7 @@ Explorers and teachers hold a Queue, Questions and Calls, the learner a Ledger, 
 Store, a SQLite file, is all of them. Reports and audits read with a StoreReader, pages with StoreViews.
 """
 
-from divopd.store.calls import CallAttempt, count_incomplete, read_attempts
+from divopd.store.calls import CallAttempt, count_incomplete, program_figures, read_attempts
 from divopd.store.faces import WRONG_ANSWER, Calls, Evaluations, Ledger, Questions, Queue
 from divopd.store.journal import Account, Arrived, Decided, JournaledBatch, JournalEntry, Key, StoredTurn
 from divopd.store.questions import Answer, Question
@@ -35,6 +35,7 @@ __all__ = [
     "StoredTurn",
     "count_incomplete",
     "is_store",
+    "program_figures",
     "read_attempts",
     "store_path",
 ]

@@ -4,12 +4,13 @@ An intent is written before a response is generated and a record before it is se
 intent that has no record is incomplete: whoever played it died meanwhile, and none of its turns was offered.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from divopd.records import ProgramFigures
 from divopd.store.journal import to_json_bytes
 from divopd.store.leases import Leases
-from divopd.store.reader import RecordKind, StoreReader
+from divopd.store.reader import LAST, RecordKind, StoreReader
 
 Json = dict[str, Any]
 MOST_ATTEMPTS, MOST_CALLS = 2**8, 2**16  # of a rollout, of an attempt
@@ -54,8 +55,11 @@ class CallLog(Leases):
         self._write("call", _place(rollout, attempt, call), record)
 
     def end_attempt(self, rollout: int, attempt: int, ended: Json) -> None:
-        """The program has ended, or was killed."""
-        self._write("attempt_end", _place(rollout, attempt), ended)
+        """The program has ended, or was killed. Its `counts` are kept by themselves: a sum over a run reads no more."""
+        place, counts = _place(rollout, attempt), ended.get("counts", {})
+        with self._transaction():
+            self._insert_record("attempt_end", place, to_json_bytes(ended))
+            self._insert_record("attempt_counts", place, to_json_bytes(counts))
 
     def _write(self, kind: RecordKind, number: int, data: Json) -> None:
         with self._transaction():
@@ -76,6 +80,14 @@ def read_attempts(store: StoreReader, rollout: int) -> list[CallAttempt]:
         )
         for number in begun
     ]
+
+
+def program_figures(store: StoreReader) -> ProgramFigures | None:
+    """What the programs of a run asked for and heard so far; None where none has ended, as in other environments."""
+    counted = store.plain_records("attempt_counts", 0, LAST)
+    names = [field.name for field in fields(ProgramFigures) if field.name != "attempts"]
+    sums = {name: sum(one.get(name, 0) for one in counted.values()) for name in names}
+    return ProgramFigures(attempts=len(counted), **sums) if counted else None
 
 
 def count_incomplete(store: StoreReader) -> int:

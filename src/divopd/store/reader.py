@@ -17,7 +17,7 @@ from divopd.validity import REASONS
 CHUNK = 256  # rows read at a time where all turns are visited
 LAST = 2**63 - 1  # the largest number that SQLite knows
 # what a row of the table `records` is: its number is the update, the policy version, the rollout's number, or 0; the
-# second four are of work that is under way (leases.py), the last four of programs (calls.py)
+# second four are of work that is under way (leases.py), the last five of programs (calls.py)
 RecordKind = Literal[
     "update",
     "evaluation",
@@ -31,6 +31,7 @@ RecordKind = Literal[
     "call_intent",
     "call",
     "attempt_end",
+    "attempt_counts",
 ]
 Record = TypeVar("Record")
 

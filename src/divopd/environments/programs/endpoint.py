@@ -56,7 +56,8 @@ class Attempt:
     calls: list[ChatCall] = field(default_factory=list)
     waiting: deque[ChatCall] = field(default_factory=deque)
     revoked: str = ""  # why
-    refused: list[str] = field(default_factory=list)  # sentences
+    refused: list[str] = field(default_factory=list)  # sentences, the first ones
+    refusals: int = 0  # all of them
     late: int = 0  # calls after the end
 
 
@@ -144,6 +145,7 @@ class Endpoint:
 
     def note_refusal(self, attempt: Attempt, refused: Refused) -> None:
         with self.changed:
+            attempt.refusals += 1
             attempt.refused.append(refused.sentence)
             del attempt.refused[MOST_TOLD:]
 

@@ -143,7 +143,9 @@ class ProgramPool:
         self._endpoint.revoke(running.attempt, why)
         running.process.end()
         undelivered = self._endpoint.undelivered(running.attempt)
-        return {"undelivered": undelivered, "refused": running.attempt.refused, "output": running.process.words}
+        attempt = running.attempt
+        refused = {"refused": attempt.refused, "refusals": attempt.refusals}
+        return {"undelivered": undelivered, **refused, "output": running.process.words}
 
 
 def _text_of(call: ChatCall) -> str:

@@ -13,12 +13,13 @@ from divopd.errors import NotAStoreError
 from divopd.metrics import figures_of_shares
 from divopd.records import Clock, QueueFigures, Spent, UpdateRecord, encode_evaluation
 from divopd.report.explanation import explain
-from divopd.report.fates import shown_fates
+from divopd.report.fates import shown_fates, told_of_programs
 from divopd.report.gauge import WINDOW, queue_pressure
 from divopd.report.page.made_by import made_by
 from divopd.report.run_comparison import flat_settings
 from divopd.report.runs import costs_at, costs_by_version, ranks_of, utilization_so_far
 from divopd.run.stored_config import stored_config
+from divopd.store.calls import program_figures
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
@@ -220,7 +221,15 @@ def flow(store: StoreViews) -> Json:
     """Where every turn went."""
     account, dead = store.account(), store.dead_rows()
     fates = shown_fates(account, dead=sum(dead.values()))
-    return {"account": account._asdict(), "fates": fates, "reasons": store.reasons(), "dead": dead}
+    programs = program_figures(store)
+    told = None if programs is None else {**asdict(programs), "sentence": told_of_programs(programs)}
+    return {
+        "account": account._asdict(),
+        "fates": fates,
+        "reasons": store.reasons(),
+        "dead": dead,
+        "programs": told,
+    }
 
 
 def experience(store: StoreViews) -> Json:

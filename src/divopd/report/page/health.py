@@ -8,6 +8,7 @@ from divopd.records import UpdateRecord
 from divopd.report.health import Evidence, history_of
 from divopd.report.unseen import unseen_words
 from divopd.run.stored_config import stored_config
+from divopd.store.calls import program_figures
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
@@ -20,7 +21,7 @@ def health(store: StoreViews) -> Json:
         return {"warnings": [], "happened": _absences(store)}
     unseen, looked_at = unseen_words(store)
     beta = stored_config(store.path.parent).get("learner", {}).get("beta", 1.0)
-    last = Evidence([], [], settings, beta, unseen, looked_at)
+    last = Evidence([], [], settings, beta, unseen, looked_at, programs=program_figures(store))
     warnings = history_of(records, list(store.evaluations().values()), last)
     return {"warnings": [asdict(one) for one in warnings], "happened": [*_absences(store), *_starved(records)]}
 

@@ -83,6 +83,7 @@ function readerParts(context, { run, rollout, read }) {
         ["outcome", outcome(read)], ["student turns", String(read.turns.length)], ["turns of the teacher", String(turns.length - read.turns.length)], ["turns of the rollout", String(read.rollout_turns ?? NONE)],
       ].map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]).flat()),
       read.words_missing ? el("p", { class: "note" }, visible(`Token ids are shown as numbers: ${read.words_missing}.`)) : null,
+      read.program ? el("ul", { class: "small" }, read.program.map((line) => el("li", {}, visible(line), "."))) : null,
       heatLegend()),
     el("ol", { class: "turns" }, turns.map((turn, place) => turnCard(context, run, turn, place ? turns[place - 1] : null))),
     el("p", { class: "note" }, missing > 0 ? `The rollout went on for ${plural(missing, "turn")} that are no rows and stand in no later prompt.` : last),

@@ -27,7 +27,7 @@ views.flow = {
   },
 };
 
-function flowFigure(run, { account, fates, reasons, dead }) {
+function flowFigure(run, { account, fates, reasons, dead, programs }) {
   const byReason = { invalid: reasons, dead };
   const parts = FATES.flatMap((fate) => (fate in byReason
     ? Object.entries(byReason[fate]).map(([reason, turns]) => ({ fate, reason, turns }))
@@ -36,7 +36,7 @@ function flowFigure(run, { account, fates, reasons, dead }) {
   const share = (fate) => show.percent(account.put ? fates[fate] / account.put : 0);
   return figure({
     title: visible(run.name), name: `flow-${run.method}`, rows: account.put ? rows : [], height: 320,
-    note: `${plural(account.put, "turn")} put; ${share("trained")} trained so far${fates.dead ? `, ${share("dead")} in batches as dead rows, which teach nothing` : ""}.`,
+    note: `${plural(account.put, "turn")} put; ${share("trained")} trained so far${fates.dead ? `, ${share("dead")} in batches as dead rows, which teach nothing` : ""}.${programs ? ` Programs: ${programs.sentence}.` : ""}`,
     draw: (width, height) => drawFlow(width, height, account.put, rows.filter((row) => row.turns)),
   });
 }
