@@ -14,7 +14,7 @@ from divopd.explorer import Acting, Played, PlayedTurn, Start, play_each
 from divopd.models.policy import Policy
 from divopd.program_rollout import programs_of
 from divopd.prompts import Codec
-from divopd.prompts.chat import readable
+from divopd.prompts.chat import contents, readable
 from divopd.records import Answers, EvaluationRecord
 
 
@@ -94,7 +94,7 @@ class Exam:
     def hear(self, played: Played) -> None:
         """A task was played: remember what it says first."""
         if played.turns and len(self._heard) < len(self.tasks):
-            said = played.first.text if self.acting.program is None else readable(played.first.text)
+            said = played.first.text if self.acting.program is None else contents(readable(played.first.text))
             as_read = self.acting.codec.decode(self.acting.codec.text_ids(said))
             self._heard[played.start.task] = words_in(as_read)
 

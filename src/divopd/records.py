@@ -149,7 +149,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class ProgramFigures:
-    """What the agent programs of a run asked for and heard, over all attempts at rollouts that have ended."""
+    """What the agent programs of a run asked for and heard, over all attempts at training rollouts that have ended."""
 
     attempts: int  # programs that were started and have ended
     broke_off: int  # of them

@@ -19,7 +19,9 @@ from divopd.models.tiny import build_model, build_tokenizer
 from divopd.models.tiny import save_model as save_tiny
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.records import UpdateRecord
+from divopd.report.page.health import health
 from divopd.store import Store, count_incomplete, program_figures, read_attempts
+from divopd.store.views import StoreViews
 from doubles.listener import Listener
 from recorded_run import RecordedRun, train
 from small_runs import SIZE, train_small
@@ -120,8 +122,8 @@ def test_the_run_sums_up_what_its_programs_asked_for(
     assert figures.attempts == len(numbers)
     assert figures.calls == figures.refused > 0  # tools are refused, and then it asks without them
     line = (
-        f"{figures.attempts} programs ended, 0 of them broke off; {figures.calls} calls answered, 0 of the answers not "
-        f"heard; none with tools; {figures.refused} refused"
+        f"{figures.attempts} programs ended, 0 of them broke off; {figures.calls} calls answered, 0 not heard; "
+        f"{figures.refused} calls refused"
     )
     assert line in " ".join(said.split())
     assert line in (made.folder / "report.html").read_text(encoding="utf-8")
@@ -163,6 +165,9 @@ def test_a_program_that_dies_now_and_then_costs_its_rollouts(models: Path, tmp_p
     assert {event["task"] for event in broke} == {"train-3"}
     assert "exit code 9; its last words: bad day" in broke[0]["reason"]
     assert all(ended is not None and ended["output"] == "bad day\n" for ended in attempts)
+    with StoreViews.open(made.folder) as views:
+        [row] = [one for one in health(views)["happened"] if one["what"] == "broke off"]
+    assert row["why"].startswith(f"{len(broke)} rollouts, the last one {broke[-1]['rollout']} of task train-3: ")
 
 
 def test_programs_of_the_virtual_clock_run_side_by_side_and_repeat(models: Path, tmp_path: Path) -> None:
@@ -245,6 +250,11 @@ def test_a_program_can_be_watched_with_a_model_or_a_runs_student(
         said = capsys.readouterr().out
         assert "[user] test-1 turn 0\n1 > " in said
         assert "of 2 turns, reward" in said
+    words = ["play", f"command {AGENT}:main", "test-1", "--policy", str(models / "student"), "--set", tasks]
+    assert main([*words, "--set", "horizon=2"]) == 1  # the program's own main takes no task
+    said = capsys.readouterr().out
+    assert "the environment broke off: the program broke off: it ended with exit code 1" in said
+    assert "TypeError: main() takes 0 positional arguments" in said
     assert main(["play", "command true", "--policy", str(models / "student")]) == 2
     assert main(["play", "command true"]) == 2
     assert "name one with --policy MODEL" in capsys.readouterr().err
@@ -259,6 +269,14 @@ def test_init_writes_the_lines_of_a_program(models: Path, tmp_path: Path, monkey
     assert part.command == (sys.executable, AGENT)
     assert part.tasks == {"train": "train.jsonl", "test": "test.jsonl"}
     assert main(["init", "--environment", "command ", *words]) == 2
+
+
+def test_words_of_an_evaluation_are_those_of_messages(run: RecordedRun) -> None:
+    """Not those that say who speaks: no training prompt has them, and a warning would tell so."""
+    with Store.open_read_only(run.folder) as store:
+        [words] = [event["words"] for _, kind, event in store.events() if kind == "evaluation_words"]
+    assert "turn" in words
+    assert "user" not in words
 
 
 def test_transcripts_and_evaluations_of_a_program(

@@ -187,4 +187,4 @@ def test_the_terminal_tells_each_once(tmp_path: Path) -> None:
             view.updated(one)
     lines = [line for line in out.getvalue().splitlines() if line.startswith("warning: ")]
     assert [line.split(" ")[1] for line in lines] == ["student", "the"]
-    assert len(CHECKS) == 6
+    assert len(CHECKS) == 8

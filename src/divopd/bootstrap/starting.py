@@ -14,6 +14,7 @@ from divopd.config import Config
 from divopd.config.files import yaml_word
 from divopd.config.reference import config_keys
 from divopd.environments import ENVIRONMENTS, find_entry, make_environment, make_expert, missing_parts, skeleton, tasks
+from divopd.environments.programs.source import COMMAND, command_of
 from divopd.errors import InputError, UnknownNameError
 from divopd.models.hub import is_hub_name
 from divopd.models.model_files import DEFAULT_ENVIRONMENT, ModelFacts, hub_advice, model_folder, read_model_facts
@@ -23,7 +24,6 @@ from divopd.pipeline.vocabularies import is_server
 
 EXPERT = "expert"  # a teacher that is still to be made: of the student, by lessons of the environment's expert
 BUILTIN = "builtin"
-COMMAND = "command "  # before the words of an agent program
 TINY = 10_000_000  # parameters: below, a model knows one environment by heart and answers in bare actions
 WIDTH = 120
 TEACHER_LESSONS = ("--updates", "400", "--until", "90", "--evaluate-every", "25")
@@ -90,12 +90,11 @@ def plan_start(wish: Wish) -> Start:
 
 def _program(asked: str) -> World:
     """`command WORDS`: an agent program; its tasks are expected in train.jsonl and test.jsonl."""
-    words = shlex.split(asked.removeprefix(COMMAND))
-    if not words:
+    command = command_of(asked)
+    if not command:
         raise InputError(f"--environment {asked!r}: no words after command; expected such as 'command node agent.js'")
     files = {split: f"{split}.jsonl" for split in ("train", "test")}
-    is_function = len(words) == 1 and ".py:" in words[0]
-    lines = {"command": words[0] if is_function else words, "tasks": files, "tools": "template", "timeout_s": 900}
+    lines = {"command": command, "tasks": files, "tools": "template", "timeout_s": 900}
     entry = find_entry("program")
     return World("program", {}, entry.horizon, entry.evaluation_tasks, program=lines)
 

@@ -24,7 +24,6 @@ EXAMPLE = """divopd play alfworld-small --policy expert
   divopd play alfworld-small --policy runs/mine@50
   divopd play "command node agent.js" --set tasks=test.jsonl --policy models/small-llm"""
 SCRIPTS = ("expert", "random")
-COMMAND = "command "  # before the words of an agent program
 _LEAVE, _LIST = (":quit", ":q"), ":actions"
 
 Policy = Callable[["Observation"], str | None]  # None: the player leaves
@@ -52,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from divopd.environments import find_entry, make_environment, tasks
+    from divopd.environments.programs.source import COMMAND
 
     if args.policy not in (None, *SCRIPTS):
         return watch_model(args)
@@ -113,15 +113,16 @@ def watch_model(args: argparse.Namespace) -> int:
     with closing(pool):
         [environment] = environments_in(pool)
         try:
-            show_rollout(start, acting, policy=policy, environment=environment, console=_console())
+            played = show_rollout(start, acting, policy=policy, environment=environment, console=_console())
         finally:
             getattr(environment, "close", lambda: None)()
-    return 0
+    return 0 if played.failure is None else 1
 
 
 def _played_as(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
     """The configuration and the weights of who is named; in another environment than a run's, with its defaults."""
     from divopd.environments import find_entry
+    from divopd.environments.programs.source import COMMAND
     from divopd.pipeline.named_models import (
         config_of_model,
         find_weights,
@@ -153,16 +154,15 @@ def _played_as(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
 
 def _of_program(args: argparse.Namespace) -> tuple["Config", "Path | None"]:
     """A program against a model, or against a run's student; `--set tasks=FILE` names its tasks."""
-    import shlex
-
     from divopd.config import Config
+    from divopd.environments.programs.source import command_of
     from divopd.pipeline.named_models import check_model, find_weights, is_run, load_config_of_run, split_version
 
     told = read_settings(args.set)
     file = told.pop("tasks", None)
     if not isinstance(file, str):
         raise InputError("--set tasks=FILE.jsonl is missing; expected a file with one task a line, each with an id")
-    environment = {"command": shlex.split(args.environment.removeprefix(COMMAND)), "tasks": {"test": file}, **told}
+    environment = {"command": command_of(args.environment), "tasks": {"test": file}, **told}
     try:
         if not is_run(args.policy):
             check_model(args.policy)

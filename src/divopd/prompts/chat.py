@@ -5,6 +5,7 @@ spell, no control token comes from them: only the template says who speaks.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -135,6 +136,11 @@ class Chat:
         if isinstance(value, list):
             return [self._safe(one, strictly=strictly) for one in value]
         return value
+
+
+def contents(seen: str) -> str:
+    """What is said in a readable observation, without who says it."""
+    return re.sub(r"(?m)^\[(?:system|user|assistant|tool)\] ", "", seen)
 
 
 def readable(text: str) -> str:

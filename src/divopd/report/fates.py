@@ -14,6 +14,7 @@ _PARSED = {
     "calls": "called",
     "unparsed": "a call that does not parse",
 }
+_ENDINGS = {"stop": "ended by itself", "tool_calls": "ended with its call", "length": "cut at its limit of tokens"}
 LAST_WORDS = 200  # characters of what a program has printed
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
@@ -55,7 +56,11 @@ def program_lines(attempt: CallAttempt) -> list[str]:
         return ["the program was broken off with the process that had started it"]
     refused = attempt.ended.get("refused", [])
     more = attempt.ended.get("counts", {}).get("refused", len(refused)) - len(refused)
-    lines = [f"the program: {attempt.ended['ended']}", *(f"a call was refused: {sentence}" for sentence in refused)]
+    end = attempt.ended["ended"]
+    lines = [
+        end if end.startswith("the ") else f"the program: {end}",
+        *(f"a call was refused: {sentence}" for sentence in refused),
+    ]
     lines += [f"{counted(more, 'call')} more {'was' if more == 1 else 'were'} refused"] if more > 0 else []
     words = attempt.ended.get("output", "").strip()
     return [*lines, f"it printed last: {words.rpartition(chr(10))[2][-LAST_WORDS:]}"] if words else lines
@@ -73,11 +78,12 @@ def _call_as_json(turn: int, record: dict[str, Any] | None, *, delivered: bool) 
         return {"turn": turn, "agent": None, "delivered": False, "sentence": text}
     read, written = len(record["prompt_ids"]), len(record["completion_ids"])
     offered = f"{counted(len(record['tools']), 'tool')} offered, {_PARSED[record['parsed']]}"
+    ending = _ENDINGS[record["finish"]]
     heard = "delivered" if delivered else "not delivered: no row unless environment.undelivered is train"
     version = "" if record["first_version"] is None else f" of version {record['first_version']}"
     text = (
         f"call {turn} of agent {record['agent']}: {read} tokens read, {written} written by the "
-        f"{record['actor']}{version}, {offered}, {record['finish']}, {heard}"
+        f"{record['actor']}{version}, {offered}, {ending}, {heard}"
     )
     kept = ("agent", "actor", "asked", "applied", "tools", "parsed", "action", "finish", "streamed")
     return {"turn": turn, "delivered": delivered, "sentence": text} | {name: record[name] for name in kept}
@@ -85,15 +91,13 @@ def _call_as_json(turn: int, record: dict[str, Any] | None, *, delivered: bool) 
 
 def told_of_programs(figures: ProgramFigures) -> str:
     """What the programs of a run asked for and heard, in a line."""
-    parts = [
-        f"{counted(figures.attempts, 'program')} ended, {figures.broke_off} of them broke off",
-        f"{counted(figures.calls, 'call')} answered, {figures.undelivered} of the answers not heard",
-        f"{figures.with_tools} with tools: {figures.tool_calls} called one, {figures.unparsed} did not parse"
-        if figures.with_tools
-        else "none with tools",
-        f"{figures.refused} refused",
-    ]
-    return "; ".join(parts)
+    tools = f"; tools were offered in {figures.with_tools}: {figures.tool_calls} answers called one, "
+    tools = f"{tools}{figures.unparsed} did not parse" if figures.with_tools else ""
+    return (
+        f"{counted(figures.attempts, 'program')} ended, {figures.broke_off} of them broke off; "
+        f"{counted(figures.calls, 'call')} answered, {figures.undelivered} not heard{tools}; "
+        f"{counted(figures.refused, 'call')} refused"
+    )
 
 
 def _taught_as_json(turn: TeacherTurn) -> dict[str, Any]:

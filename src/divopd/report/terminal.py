@@ -125,8 +125,10 @@ class TerminalView:
 
     @property
     def _title(self) -> str:
-        config = self.config
-        what = f"{config.method} on {config.environment.name}, seed {config.seed}, {config.clock} clock"
+        config, command = self.config, self.config.environment.command
+        words = [command] if isinstance(command, str) else list(command or ())
+        where = f"the program {shlex.join(words)}" if words else config.environment.name
+        what = f"{config.method} on {where}, seed {config.seed}, {config.clock} clock"
         return printable(what)
 
     @property

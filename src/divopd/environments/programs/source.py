@@ -1,6 +1,7 @@
 """The command and the tasks of a program: a JSON object a line, with an `id`; the rest is the program's."""
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,7 +15,14 @@ from divopd.errors import InputError
 
 LONGEST_ID = 200  # characters
 MOST_BYTES = 256 * 2**20  # of a file of tasks
+COMMAND = "command "  # on a command line, before the words of an agent program
 Json = dict[str, Any]
+
+
+def command_of(asked: str) -> list[str] | str:
+    """The `environment.command` of "command WORDS": FILE.py:function alone is a function, all else is started."""
+    words = shlex.split(asked.removeprefix(COMMAND))
+    return words[0] if len(words) == 1 and ".py:" in words[0] else words
 
 
 @dataclass(frozen=True, kw_only=True)

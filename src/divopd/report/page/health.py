@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from divopd.records import UpdateRecord
+from divopd.report.fates import counted
 from divopd.report.health import Evidence, history_of
 from divopd.report.unseen import unseen_words
 from divopd.run.stored_config import stored_config
@@ -12,18 +13,20 @@ from divopd.store.calls import program_figures
 from divopd.store.views import StoreViews
 
 Json = dict[str, Any]
+MOST_REASONS = 8
 
 
 def health(store: StoreViews) -> Json:
-    """What is probably wrong, over which updates it held; and what happened: absences of teachers, starved waits."""
+    """What is probably wrong, over which updates it held; and what happened: absences, starved waits, lost rollouts."""
     settings, records = store.settings(), store.update_records()
     if settings is None:
-        return {"warnings": [], "happened": _absences(store)}
+        return {"warnings": [], "happened": [*_absences(store), *_broken(store)]}
     unseen, looked_at = unseen_words(store)
     beta = stored_config(store.path.parent).get("learner", {}).get("beta", 1.0)
     last = Evidence([], [], settings, beta, unseen, looked_at, programs=program_figures(store))
     warnings = history_of(records, list(store.evaluations().values()), last)
-    return {"warnings": [asdict(one) for one in warnings], "happened": [*_absences(store), *_starved(records)]}
+    happened = [*_absences(store), *_starved(records), *_broken(store)]
+    return {"warnings": [asdict(one) for one in warnings], "happened": happened}
 
 
 def _absences(store: StoreViews) -> list[Json]:
@@ -44,6 +47,21 @@ def _absences(store: StoreViews) -> list[Json]:
         elif kind == "teacher_back" and whose in lasting:
             ended = lasting.pop(whose)
             ended.update(last=event["update"], seconds=event["away_s"], why=event.get("error", ended["why"]))
+    return happened
+
+
+def _broken(store: StoreViews) -> list[Json]:
+    """Rollouts that broke off, by reason, the most frequent ones first."""
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
+    for _, kind, event in store.events():
+        if kind == "rollout_broke":
+            by_reason.setdefault(str(event.get("reason")), []).append(event)
+    happened: list[Json] = []
+    for reason, events in sorted(by_reason.items(), key=lambda item: -len(item[1]))[:MOST_REASONS]:
+        last = events[-1]
+        named = f"the last one {last.get('rollout')} of task {last.get('task')}"
+        why = f"{counted(len(events), 'rollout')}, {named}: {reason}"
+        happened.append({"what": "broke off", "first": None, "last": None, "seconds": None, "why": why})
     return happened
 
 

@@ -53,6 +53,8 @@ def _context(row: Turn, before: Turn | None, words: Words) -> Json:
     prompt = list(row.prompt_ids)
     past = [*before.prompt_ids, *before.response_ids] if before else []
     shared = _shared(past, prompt)
+    if before and not shared and prompt[: len(before.prompt_ids)] == list(before.prompt_ids):
+        shared = len(before.prompt_ids)  # a program tells the answer in its own way
     continued, new = shared > 0, prompt[shared:]
     opening = _opening(prompt, words)
     pieces: list[Json] = []

@@ -31,18 +31,18 @@ views.queue = {
   },
 };
 
-// What held a run up: a teacher that could not be reached, and waits in which there was nothing to train.
+// What held a run up: a teacher that could not be reached, waits in which there was nothing to train, lost rollouts.
 function happenedCard(context, healths) {
   const rows = context.shown.flatMap((run, place) => healths[place].happened.map((one) => ({ run: run.name, clock: run.clock, ...one })));
   const columns = [
     { key: "run", label: "run", text: true, node: runCell(context) },
     { key: "what", label: "what", text: true },
     { key: "first", label: "at update", format: (v, row) => (v === null ? NONE : row.last === null || row.last === v ? show.whole(v) : `${show.whole(v)} – ${show.whole(row.last)}`) },
-    { key: "seconds", label: "seconds", format: (v, row) => (v === null ? (row.what === "starved" ? NONE : "until the end, or not recorded") : show.seconds(v)) },
+    { key: "seconds", label: "seconds", format: (v, row) => (v === null ? (row.what === "teacher away" ? "until the end, or not recorded" : NONE) : show.seconds(v)) },
     { key: "why", label: "why", text: "wide" },
   ];
-  const note = "Teacher away (teacher_away in the store): it could not be reached, in real seconds; its rollouts waited and were scored afterwards, so no turn is lost. Starved: the part of a learner's wait in which nothing in the queue could be trained, on the run's clock; add explorers or a faster teacher where it is long.";
-  return card("What held the runs up", note, rows.length ? sortableTable({ columns, rows, caption: "What held the runs up" }) : empty("Nothing", "No teacher was away, and no learner starved."));
+  const note = "Teacher away (teacher_away in the store): it could not be reached, in real seconds; its rollouts waited and were scored afterwards, so no turn is lost. Starved: the part of a learner's wait in which nothing in the queue could be trained, on the run's clock; add explorers or a faster teacher where it is long. Rollouts broke off: their environment or program died or took too long; their turns are not trained.";
+  return card("What held the runs up", note, rows.length ? sortableTable({ columns, rows, caption: "What held the runs up" }) : empty("Nothing", "No teacher was away, no learner starved, and no rollout broke off."));
 }
 
 function verdictCard(context, run, pressure) {

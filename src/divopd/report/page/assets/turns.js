@@ -36,7 +36,7 @@ function flowFigure(run, { account, fates, reasons, dead, programs }) {
   const share = (fate) => show.percent(account.put ? fates[fate] / account.put : 0);
   return figure({
     title: visible(run.name), name: `flow-${run.method}`, rows: account.put ? rows : [], height: 320,
-    note: `${plural(account.put, "turn")} put; ${share("trained")} trained so far${fates.dead ? `, ${share("dead")} in batches as dead rows, which teach nothing` : ""}.${programs ? ` Programs: ${programs.sentence}.` : ""}`,
+    note: `${plural(account.put, "turn")} put; ${share("trained")} trained so far${fates.dead ? `, ${share("dead")} in batches as dead rows, which teach nothing` : ""}.${programs ? ` ${programs.sentence}.` : ""}`,
     draw: (width, height) => drawFlow(width, height, account.put, rows.filter((row) => row.turns)),
   });
 }
