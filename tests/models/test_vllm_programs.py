@@ -164,7 +164,7 @@ def test_programs_train_with_vllm_and_weights_that_change_between_calls(models: 
         "composer": {"batch_size": 6, "cap": 2},
         "learner": {"updates": 4, "lr": 1e-3},
         "explorer": {"rollouts_in_flight": 3, "versions": "turn", "max_response_tokens": 6, "temperature": COOL},
-        "evaluation": {"every": 4, "tasks": 2, "keep": None},
+        "evaluation": {"every": 4, "tasks": 2},
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))
     run = tmp_path / "run"
