@@ -15,6 +15,7 @@ DivopdError                     the base: one line, says what was got, what was 
 │   └── LedgerError             the journal does not add up
 ├── NotReady                    a pool has fewer rows than a batch takes
 ├── CheckpointError             a checkpoint is missing, incomplete or damaged
+├── TransferError               weights did not get into an engine; they go another way
 ├── TeacherAwayError            the teacher cannot be reached now; its rollouts wait
 ├── AlignmentError              two models do not agree on tokens, lengths or vocabulary
 │   └── WrongAnswerError        a teacher's server answered something else than it was asked; it costs a rollout
@@ -109,6 +110,10 @@ class NotReady(DivopdError):
 
 class CheckpointError(DivopdError):
     """A checkpoint is missing, incomplete or damaged."""
+
+
+class TransferError(DivopdError):
+    """Weights did not get into an engine, or only half of them."""
 
 
 class TeacherAwayError(DivopdError):

@@ -24,6 +24,7 @@ class _Place:
     acting: Acting
     start: Start
     held: Ask | None = None
+    version: int = 0  # of the weights with which the student began its answer
 
 
 class Player:
@@ -80,6 +81,11 @@ class Player:
         self.version = version
         self.release()
 
+    def carry_on(self, *, version: int) -> None:
+        """The student took newer weights while it was answering: answers that begin now have their version."""
+        self.version = version
+        self.release()
+
     def release(self) -> None:
         """Let the questions that are held reach the student, with the weights that it has."""
         self._held = False
@@ -98,7 +104,8 @@ class Player:
             self._send(answer.place, answer.failure or answer.value)
         if not self.quiet:
             for key, response in self._student.step():
-                self._send(key, Answered(response, self.version))
+                assert isinstance(key, int)
+                self._send(key, Answered(response, self._places[key].version))
         for teacher in list(self._teachers.values()):
             for key, response in teacher.step():
                 self._send(key, Answered(response))
@@ -130,7 +137,7 @@ class Player:
             place.held = ask
             return
         else:
-            model = self._student
+            model, place.version = self._student, self.version
         acting = place.acting
         model.add(
             number, ask.prompt.ids, temperature=acting.temperature, max_tokens=acting.max_response_tokens, seed=ask.seed

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,12 @@ class HashingLearner:
     def snapshot(self, dtype: str | None) -> dict[str, str]:
         del dtype
         return dict(self.weights())
+
+    def stream(self, dtype: str | None) -> Iterator[tuple[str, str]]:
+        return iter(self.snapshot(dtype).items())
+
+    def kinds(self, dtype: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return dict.fromkeys(self.snapshot(dtype), (dtype or "str", ()))
 
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saved:
         self.asked.append("save")

@@ -231,14 +231,14 @@ class EvaluationPart(Part):
     """τ, the success rate in percent to which `divopd compare` counts cost; null: from vanilla's peak."""
 
 
-Way = Literal["folder", "ray"]
+Way = Literal["folder", "ray", "nccl", "ipc"]
 
 
 class WeightsPart(Part):
     """How published weights get to explorers, and which of them stay on disk."""
 
     way: Way | None = None
-    """folder: files of the run; ray: Ray's object store; null: ray on a cluster, else folder."""
+    """folder: files of the run; ray: Ray's object store; nccl, ipc: by vLLM from GPU to GPU; null: ray on a cluster."""
 
     keep: PositiveInt | None = None
     """Of how many evaluated versions the weights stay, the newest ones, besides those still needed; null: of all."""

@@ -160,13 +160,34 @@ class Config(Part):
         for name, (value, usual) in live_only.items():
             if self.clock == "simulated" and value != usual:
                 raise ValueError(f"{name} is {value}, but the simulated clock runs in one process; set clock: live")
-        if self.weights.way == "ray" and self.cluster != "ray":
-            raise ValueError("weights.way is ray, and there is no object store; expected folder, or cluster: ray")
         if self.learner.nodes > 1 and self.cluster is None:
             raise ValueError(f"learner.nodes is {self.learner.nodes}; expected 1 without cluster: ray")
         for name, device in (("student", self.student.device), ("teacher", self.teacher.device)):
             if ":" in device and (self.cluster or (name == "student" and self.learner.ranks > 1)):
                 raise ValueError(f"{name}.device is {device}; expected cuda: each actor or rank has a GPU of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_arrive(self) -> "Config":
+        way = self.weights.way
+        if way in (None, "folder"):
+            return self
+        if self.cluster != "ray":
+            raise ValueError(f"weights.way is {way}, and there is no cluster; expected folder, or cluster: ray")
+        if way == "ray":
+            return self
+        wanted = {
+            "student.engine": (self.student.engine, "vllm"),  # it is vLLM's transfer
+            "student.device": (self.student.device, "cuda"),
+            "explorer.versions": (self.explorer.versions, "turn"),  # a rollout goes on with the weights that came
+            "evaluation.share": (self.evaluation.share, None),  # an exam is played with one version
+        }
+        if way == "ipc":
+            wanted["learner.ranks"] = self.learner.ranks, 1  # it shares its GPU with the explorers
+        for name, (got, expected) in wanted.items():
+            if got != expected:
+                told = "null" if expected is None else expected
+                raise ValueError(f"{name} is {got}; expected {told} with weights.way: {way}, or weights.way: ray")
         return self
 
     @model_validator(mode="after")
@@ -188,6 +209,11 @@ class Config(Part):
     def weights_way(self) -> Way:
         """How versions get to explorers: as it is said, or as is usual where the run is."""
         return self.weights.way or ("ray" if self.cluster == "ray" else "folder")
+
+    @property
+    def weights_backend(self) -> str | None:
+        """By which of vLLM's backends explorers are sent weights; None: they fetch them."""
+        return self.weights_way if self.weights_way in ("nccl", "ipc") else None
 
     @property
     def weights_dtype(self) -> str | None:

@@ -4,7 +4,7 @@
 no cast.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +49,14 @@ class Learner(Protocol):
 
     def snapshot(self, dtype: str | None) -> Weights:
         """A copy of them on the CPU, which no later update changes; its fractions in `dtype`, or as they are."""
+        ...
+
+    def stream(self, dtype: str | None) -> Iterator[tuple[str, Any]]:
+        """Them as they are now, one tensor at a time, where the learner computes; to be gone through to the end."""
+        ...
+
+    def kinds(self, dtype: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of what `stream` yields, in its order."""
         ...
 
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> "Saving":

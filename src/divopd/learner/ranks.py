@@ -7,7 +7,8 @@ starts all of them again, and they go on from the last checkpoint.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,13 @@ class FirstRank:
         self._crew.tell({"do": "snapshot", "dtype": dtype})
         return self._learner.snapshot(dtype)
 
+    def stream(self, dtype: str | None) -> Iterator[tuple[str, Any]]:
+        self._crew.tell({"do": "stream", "dtype": dtype})
+        return self._learner.stream(dtype)
+
+    def kinds(self, dtype: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return self._learner.kinds(dtype)
+
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saving:
         self._crew.tell({"do": "save", "folder": str(folder), "update": update})
         return self._learner.save(folder, update=update, state=state)
@@ -107,6 +115,8 @@ def follow(learner: Learner, crew: Crew) -> None:
             learner.weights()
         elif wish["do"] == "snapshot":
             learner.snapshot(wish["dtype"])
+        elif wish["do"] == "stream":
+            deque(learner.stream(wish["dtype"]), maxlen=0)
         elif wish["do"] == "save":
             saving.wait()
             saving = learner.save(Path(wish["folder"]), update=wish["update"], state={})  # the state is the first's

@@ -29,7 +29,7 @@ from divopd.models.optimization import Optimization
 from divopd.models.packing import Row, make_row, merge_rows, micro_batches
 from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.transformers_policy import TransformersPolicy
-from divopd.models.weights import copied_weights, gathered_weights
+from divopd.models.weights import Kinds, copied_weights, gathered_weights, streamed_kinds, streamed_weights
 from divopd.records import LogprobGap, UpdateFigures
 from divopd.run.checkpoints import Writing, begin_checkpoint, load_checkpoint
 from divopd.turns import Turn
@@ -94,6 +94,14 @@ class TorchLearner:
     def snapshot(self, dtype: str | None) -> Weights:
         """A copy of them for explorers and files, made while nothing is trained."""
         return copied_weights(self.policy.model, dtype)
+
+    def stream(self, dtype: str | None) -> Iterator[tuple[str, torch.Tensor]]:
+        """See Learner: with several ranks every one goes through all of it."""
+        return streamed_weights(self.policy.model, dtype)
+
+    def kinds(self, dtype: str | None) -> Kinds:
+        """Type and shape of what `stream` yields."""
+        return streamed_kinds(self.policy.model, dtype)
 
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Writing:
         """See begin_checkpoint: every rank calls it, and writes its part beside the next updates."""

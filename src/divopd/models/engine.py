@@ -55,6 +55,7 @@ class EngineWish:
     seed: int = 0  # of the random start of adapters
     tensor_parallel: int = 1  # GPUs over which it spreads
     memory_share: float = 0.9  # of each of them that it may ask for
+    transfer: str | None = None  # by which of its own backends it is sent weights
 
 
 def cache_tokens(context: int, sequences: int) -> int:
@@ -86,6 +87,7 @@ def _vllm(wish: EngineWish) -> StudentEngine:
         forbidden=wish.forbidden,
         tensor_parallel=wish.tensor_parallel,
         memory_share=wish.memory_share,
+        transfer=wish.transfer,
     )
 
 

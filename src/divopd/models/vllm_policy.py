@@ -18,6 +18,7 @@ from divopd.models.engine import cache_tokens
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
 from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.policy import Response, Vocabulary, score_merged
+from divopd.models.vllm_transfer import Receiver
 from divopd.models.weights import check_alike
 
 if TYPE_CHECKING:
@@ -53,11 +54,13 @@ class VllmPolicy:
         forbidden: Sequence[int] = (),
         tensor_parallel: int = 1,
         memory_share: float = 0.9,
+        transfer: str | None = None,
     ) -> None:
         """Memory for keys and values is that of `sequences` sequences of `context` tokens.
 
         It spreads over `tensor_parallel` GPUs and asks for `memory_share` of each, though it never takes more than it
         needs: vLLM does not start where so much is not free.
+        `transfer` is the backend of vLLM's by which it may be sent weights (vllm_transfer.py).
         `forbidden` ids are never sampled, nor are those that the tokenizer does not have: the first 1,024 of them.
         """
         if find_spec("vllm") is None:
@@ -77,7 +80,8 @@ class VllmPolicy:
                 tensor_parallel=tensor_parallel,
                 memory_share=memory_share,
                 gpu=_has_gpu(),
-            ),
+            )
+            | ({} if transfer is None else {"weight_transfer_config": {"backend": transfer}}),
         )
         self._keys: dict[str, Hashable] = {}  # of the responses that `add` has asked for, by vLLM's name of the request
         self._numbers = count()
@@ -137,6 +141,10 @@ class VllmPolicy:
             self._engine.apply_model(_process_head)
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM keeps what it read with older weights; expected no request under way")
+
+    def receiver(self) -> Receiver:
+        """Where weights that are sent to it arrive."""
+        return Receiver(self._engine, settle_head=_process_head if self._tied else None)
 
     def _read(self, merged: list[TokenSequence]) -> list[np.ndarray]:
         """The log probabilities of each sequence's tokens; NaN where nobody wants them."""

@@ -3,13 +3,16 @@
 With several ranks (FSDP2) every rank calls the same function: tensors are gathered, and the first rank has them whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from divopd.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+Kinds = dict[str, tuple[str, tuple[int, ...]]]  # of tensors: type and shape, by name
 
 
 def fill_weights(model: "nn.Module", tensors: Mapping[str, "Tensor"], *, source: str) -> None:
@@ -65,6 +68,25 @@ def copied_weights(model: "nn.Module", dtype: str | None) -> dict[str, "Tensor"]
         rounds = wanted is not None and tensor.is_floating_point()
         copies[name] = gathered(tensor.detach().to(wanted if rounds else tensor.dtype, copy=True))
     return copies
+
+
+def streamed_weights(model: "nn.Module", dtype: str | None) -> Iterator[tuple[str, "Tensor"]]:
+    """All tensors, one at a time, whole and where the model is; with several ranks every one goes through all."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    wanted = None if dtype is None else getattr(torch, dtype)
+    for name, tensor in named_tensors(model).items():
+        rounded = tensor.detach().to(wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype)
+        yield name, (rounded.full_tensor() if isinstance(rounded, DTensor) else rounded).contiguous()
+
+
+def streamed_kinds(model: "nn.Module", dtype: str | None) -> Kinds:
+    """Type and whole shape of what `streamed_weights` yields, in its order; nothing is gathered."""
+    return {
+        name: (dtype if dtype and t.is_floating_point() else str(t.dtype).removeprefix("torch."), tuple(t.shape))
+        for name, t in named_tensors(model).items()
+    }
 
 
 def gathered(tensor: "Tensor") -> "Tensor":

@@ -11,6 +11,7 @@ import torch
 from divopd.config import Config
 from divopd.learner.meeting import Place
 from divopd.models.engine import StudentEngine
+from divopd.pipeline.engine_way import Listener
 from divopd.pipeline.publishing import FolderWay, Publishing
 from divopd.pipeline.rollouts import is_synced
 from divopd.pipeline.wishes import Stopped
@@ -41,6 +42,10 @@ class PublishedWeights(Protocol):
         """The learner's end of the same way."""
         ...
 
+    def listener(self, config: Config, engine: StudentEngine, *, name: str) -> Listener | None:
+        """An explorer's end, where weights are sent into its engine; None: it fetches them."""
+        ...
+
 
 class WeightsFolder:
     """Published versions in the run's folder."""
@@ -57,6 +62,9 @@ class WeightsFolder:
 
     def publishing(self, config: Config, run: RunFolder, *, evaluated: Callable[[], Collection[int]]) -> Publishing:
         return FolderWay(config, run, evaluated=evaluated)
+
+    def listener(self, config: Config, engine: StudentEngine, *, name: str) -> Listener | None:
+        return None
 
 
 @dataclass

@@ -101,9 +101,13 @@ def explore(access: Access) -> None:
     player = Player(rollouts.pool, student, version=-1, teacher_of=teachers.of if teachers else None)
     orders = LiveOrders(access, rollouts, student, examiner=examiner)
     explorer = Explorer(player, orders, versions=config.explorer.versions)
+    listener = access.weights.listener(config, student, name=f"explorer-{access.rank}")
     try:
         while not orders.done:
             access.check()
+            if listener is not None and (version := listener.look()) is not None:
+                orders.received(version)
+                player.carry_on(version=version)
             if not explorer.step():
                 orders.tell_idle()
                 access.wait()
@@ -151,6 +155,12 @@ class LiveOrders:
     def load(self, version: int) -> None:
         self._access.weights.load(version, self._student)
         self._version = version
+        self._tell()
+
+    def received(self, version: int) -> None:
+        """The student has a version that was sent to it."""
+        self._version = version
+        self._newest = self._newer(version)
         self._tell()
 
     def next(self, version: int) -> tuple[Start, Acting] | None:

@@ -35,7 +35,9 @@ def load_actor(config: Config) -> StudentEngine:
     kind = ENGINES[part.engine]
     dtype = part.dtype if kind.local else config.learner.compute
     wish = engine_wish(config, "student", part.model, dtype=dtype)
-    return kind.load(replace(wish, forbidden=Vocabularies(config).forbidden, lora=part.lora))
+    return kind.load(
+        replace(wish, forbidden=Vocabularies(config).forbidden, lora=part.lora, transfer=config.weights_backend)
+    )
 
 
 def engine_wish(config: Config, name: str, model: str, *, dtype: str) -> EngineWish:

@@ -91,7 +91,15 @@ class ObjectStoreWay:
         self._clock, self._looked = clock, clock()
 
     def publish(self, version: int, learner: Learner) -> None:
-        given, wanted = is_synced(self._config, version), self._files.wants(version)
+        self._put(version, learner, given=is_synced(self._config, version))
+
+    def keep(self, version: int, learner: Learner) -> None:
+        """Explorers have it already: only write it, if it lasts."""
+        self._newest = None
+        self._put(version, learner, given=False)
+
+    def _put(self, version: int, learner: Learner, *, given: bool) -> None:
+        wanted = self._files.wants(version)
         weights = learner.snapshot(self._dtype) if given or wanted else {}
         if given:
             self._newest = version, weights
