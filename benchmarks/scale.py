@@ -16,12 +16,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from divopd.config import load_config
 from divopd.methods import make_composer
+from divopd.models.published import PUBLISHED
+from divopd.plan.forecast import largest_sample
+from divopd.plan.headroom import Measured, headroom
 from divopd.store import Store
 from divopd.synth import PRESETS, QueueModel, mean_turns, synthesize
 from divopd.turns import Rollout, Turn, group_into_rollouts
@@ -33,6 +37,8 @@ PROMPT_TOKENS, RESPONSE_TOKENS = 5_000, 140  # half of the longest prompt, and a
 TURNS = 18
 ROLLOUTS_PER_ENGINE = 16
 PARAMETERS = {"1.5B": 1.54e9, "7B": 7.62e9}  # the smallest and the largest student
+PAPER = ("alfworld-1.7b", "alfworld-4b", "webshop-3b", "webshop-7b", "scienceworld-1.5b", "scienceworld-3b")
+MACHINES = ("8xh100", "2x8xh100", "4x8xh100")
 BANDWIDTHS = {"10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9, "400 Gbit/s": 50e9}  # bytes a second out of one machine
 
 
@@ -61,6 +67,7 @@ def run(sizes: Sizes) -> dict:
         "store, live path": live / demand[FASTEST],
         "composer": PRESETS[FASTEST].update_seconds / slowest,
     }
+    sync = _sync_costs(sizes)
     return {
         "bench": "scale",
         "ratio": min(headroom.values()),
@@ -73,7 +80,16 @@ def run(sizes: Sizes) -> dict:
             "capacity_turns_per_s": {"put": put, "live path": live},
             "store": store,
             "composer": cells,
-            "sync": _sync_costs(sizes),
+            "sync": sync,
+            "machines": _machines(
+                Measured(
+                    store_turns_per_s=live,
+                    composer_s=max(cell["seconds_per_update"] for cell in cells if cell["batch_size"] == 64),
+                    written_bytes_per_s=sync["measured_bytes_per_s"]["publish, with this disk"],
+                    saved_bytes_per_s=sync["measured_bytes_per_s"]["checkpoint, with this disk"],
+                    loaded_bytes_per_s=sync["measured_bytes_per_s"]["load"],
+                )
+            ),
         },
     }
 
@@ -200,25 +216,68 @@ def _sync_costs(sizes: Sizes) -> dict[str, Any]:
 
 def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
     """Bytes a second of a model (100 million parameters): what one core can do, and what this disk leaves of it."""
+    import torch
+
     from divopd.models.tiny import TinySize, build_model, build_tokenizer
     from divopd.models.weights import gathered_weights
-    from divopd.run.checkpoints import load_weights, publish_weights
+    from divopd.run.checkpoints import load_weights, publish_weights, save_checkpoint
 
     heads = hidden // 64
     size = TinySize(hidden=hidden, layers=layers, heads=heads, key_value_heads=heads // 2, feed_forward=3 * hidden)
     model = build_model(build_tokenizer(["a few words"]), seed=0, size=size)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # its moments are there now
     total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     with tempfile.TemporaryDirectory() as name:
 
         def publish(version: int) -> None:
             publish_weights(name, version, gathered_weights(model))
 
+        def save() -> None:
+            save_checkpoint(f"{name}/checkpoints", update=0, model=model, optimizer=optimizer, state={})
+
         seconds = {
             "publish": _best(lambda v=v: publish(v) for v in range(3)),
             "publish, with this disk": _seconds(lambda: publish(3), time.perf_counter),
+            "checkpoint, with this disk": _seconds(save, time.perf_counter) / 3,  # weights and two moments
             "load": _best([lambda: load_weights(Path(name) / "000003", model)] * 3),
         }
     return {stage: total / spent for stage, spent in seconds.items()}
+
+
+# ── the paper's settings on machines with GPUs ────────────────────────────────────────────────────────────────────
+
+
+def _machines(measured: Measured) -> list[dict[str, Any]]:
+    """A row for every setting, machine and part: prompts are as long as they may be."""
+    rows = []
+    for setting in PAPER:
+        for machine in MACHINES:
+            config = load_config(f"{setting}/divopd", machine=machine)
+            student, teacher = (PUBLISHED[Path(part.model).name] for part in (config.student, config.teacher))
+            for part in headroom(config, student, teacher, largest_sample(config), measured):
+                rows.append({"setting": setting, "machine": machine} | asdict(part))
+    return rows
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """For docs/scale.md: a line for every part, a column for every setting and machine."""
+    rows = list(rows)
+    columns = list(dict.fromkeys((row["setting"], row["machine"]) for row in rows))
+    lines = [f"| | whence | {' | '.join(setting for setting, _ in columns)} |"]
+    lines += ["|---|---|" + "--:|" * len(columns)]
+    for part in dict.fromkeys(row["part"] for row in rows):
+        mine = [row for row in rows if row["part"] == part]
+        shown = " | ".join(_shown(row["ratio"]) for row in mine)
+        lines.append(f"| {part} | {mine[0]['source']} | {shown} |")
+    return "\n".join(lines)
+
+
+def _shown(ratio: float) -> str:
+    text = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+    return text if ratio >= 1 else f"**{text}**"
 
 
 # ── the picture ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,4 +322,7 @@ STYLES: list[dict[str, Any]] = [
 ]
 
 if __name__ == "__main__":
-    draw(run(FULL), FULL, Path(sys.argv[1]))
+    found = run(FULL)
+    draw(found, FULL, Path(sys.argv[1]))
+    for name in MACHINES:
+        print(f"{name}\n{table(row for row in found['detail']['machines'] if row['machine'] == name)}\n")
