@@ -134,7 +134,6 @@ def test_without_the_package_the_error_names_the_extra() -> None:
     ("settings", "message"),
     [
         (["student.engine=vllm"], r"student\.engine is vllm; expected transformers, .* set clock: live"),
-        ([*LIVE, "student.lora={rank: 4}"], r"expected transformers with adapters"),
         ([*LIVE, "teacher.device=cuda:1"], r"teacher\.device is cuda:1; expected cuda"),
     ],
 )

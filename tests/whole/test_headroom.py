@@ -14,7 +14,7 @@ from divopd.plan.forecast import largest_sample
 from divopd.plan.headroom import Headroom, Measured, headroom
 
 SEEN = Measured(
-    store_turns_per_s=1000, composer_s=1, written_bytes_per_s=1e8, saved_bytes_per_s=1e8, loaded_bytes_per_s=1e9
+    store_turns_per_s=1000, composer_s=1, written_bytes_per_s=1e8, saved_bytes_per_s=1e8, passed_bytes_per_s=1e9
 )
 
 

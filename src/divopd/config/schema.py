@@ -145,11 +145,7 @@ class Config(Part):
         if self.student.device != "cpu" and "engine" not in self.student.model_fields_set:
             raise ValueError(
                 f"student.device is {self.student.device} and no student.engine is named; expected vllm, which "
-                "generates for many rollouts at once, or transformers if you do mean it (adapters need it)"
-            )
-        if not ENGINES[self.student.engine].local and self.student.lora is not None:
-            raise ValueError(
-                f"student.engine is {self.student.engine}; expected transformers with adapters (student.lora)"
+                "generates for many rollouts at once, or transformers if you do mean it"
             )
         return self
 
@@ -181,6 +177,7 @@ class Config(Part):
             "student.device": (self.student.device, "cuda"),
             "explorer.versions": (self.explorer.versions, "turn"),  # a rollout goes on with the weights that came
             "evaluation.share": (self.evaluation.share, None),  # an exam is played with one version
+            "student.lora": (self.student.lora, None),  # adapters are not weights of the engine
         }
         if way == "ipc":
             wanted["learner.ranks"] = self.learner.ranks, 1  # it shares its GPU with the explorers

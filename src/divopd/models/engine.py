@@ -88,6 +88,7 @@ def _vllm(wish: EngineWish) -> StudentEngine:
         tensor_parallel=wish.tensor_parallel,
         memory_share=wish.memory_share,
         transfer=wish.transfer,
+        lora=wish.lora,
     )
 
 
@@ -98,7 +99,7 @@ class EngineKind:
     load: Callable[[EngineWish], StudentEngine]
     title: str
     extra: str  # that brings its package, and the package's name
-    local: bool  # in torch, as the learner is: exact on the virtual clock, adapters, any device, the student's dtype
+    local: bool  # in torch, as the learner is: exact on the virtual clock, any device, the student's dtype
 
 
 ENGINES: dict[EngineName, EngineKind] = {

@@ -16,8 +16,10 @@ import numpy as np
 from divopd.errors import InputError, MissingExtraError
 from divopd.models.engine import cache_tokens
 from divopd.models.model_files import load_tokenizer, read_model_facts, tensor_shapes
+from divopd.models.optimization import Lora
 from divopd.models.packing import Sequence as TokenSequence
 from divopd.models.policy import Response, Vocabulary, score_merged
+from divopd.models.vllm_adapters import Adapters, adapter_settings
 from divopd.models.vllm_transfer import Receiver
 from divopd.models.weights import check_alike
 
@@ -55,12 +57,14 @@ class VllmPolicy:
         tensor_parallel: int = 1,
         memory_share: float = 0.9,
         transfer: str | None = None,
+        lora: Lora | None = None,
     ) -> None:
         """Memory for keys and values is that of `sequences` sequences of `context` tokens.
 
         It spreads over `tensor_parallel` GPUs and asks for `memory_share` of each, though it never takes more than it
         needs: vLLM does not start where so much is not free.
         `transfer` is the backend of vLLM's by which it may be sent weights (vllm_transfer.py).
+        `lora`: versions are adapters on these weights, which never change (vllm_adapters.py).
         `forbidden` ids are never sampled, nor are those that the tokenizer does not have: the first 1,024 of them.
         """
         if find_spec("vllm") is None:
@@ -81,8 +85,10 @@ class VllmPolicy:
                 memory_share=memory_share,
                 gpu=_has_gpu(),
             )
-            | ({} if transfer is None else {"weight_transfer_config": {"backend": transfer}}),
+            | ({} if transfer is None else {"weight_transfer_config": {"backend": transfer}})
+            | ({} if lora is None else adapter_settings(lora)),
         )
+        self._adapters = None if lora is None else Adapters(folder, lora)
         self._keys: dict[str, Hashable] = {}  # of the responses that `add` has asked for, by vLLM's name of the request
         self._numbers = count()
         self._vocabulary, self._shapes = Vocabulary(self.tokenizer, rows=facts.vocabulary), tensor_shapes(folder)
@@ -109,7 +115,7 @@ class VllmPolicy:
         self._vocabulary.refuse_foreign(ids)
         name = f"added-{next(self._numbers)}"
         wish = self._sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
-        self._engine.llm_engine.add_request(name, {"prompt_token_ids": ids.tolist()}, wish)
+        self._engine.llm_engine.add_request(name, {"prompt_token_ids": ids.tolist()}, wish, lora_request=self._adapter)
         self._keys[name] = key
 
     def step(self) -> list[tuple[Hashable, Response]]:
@@ -133,6 +139,9 @@ class VllmPolicy:
 
         Those of another model raise a CheckpointError; then the model is as it was.
         """
+        if self._adapters is not None:
+            self._adapters.take(weights, shapes=self._shapes, source=source)  # as others, with caches of their own
+            return
         got, expected = {n: list(t.shape) for n, t in weights.items()}, self._shapes
         check_alike(*({n: str(shape) for n, shape in each.items()} for each in (got, expected)), source=source)
         # a list: a worker of another process takes it, too
@@ -141,6 +150,11 @@ class VllmPolicy:
             self._engine.apply_model(_process_head)
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM keeps what it read with older weights; expected no request under way")
+
+    @property
+    def _adapter(self) -> Any:
+        """vLLM's request for the adapters of the version; None: there are none."""
+        return None if self._adapters is None else self._adapters.request
 
     def receiver(self) -> Receiver:
         """Where weights that are sent to it arrive."""
@@ -168,6 +182,7 @@ class VllmPolicy:
             [{"prompt_token_ids": ids.tolist()} for ids in arrays],
             list(wishes),
             use_tqdm=False,
+            lora_request=self._adapter,
         )
 
 

@@ -12,15 +12,20 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+ADAPTER = ".lora_"  # in the name of a tensor of peft's adapters
+
 Kinds = dict[str, tuple[str, tuple[int, ...]]]  # of tensors: type and shape, by name
 
 
 def fill_weights(model: "nn.Module", tensors: Mapping[str, "Tensor"], *, source: str) -> None:
     """Fill a model; the weights of another one raise a CheckpointError, and then the model is as it was.
 
-    A version that was published in bfloat16 fills a model in float32, too: every number of it is one there.
+    A version that was published in bfloat16 fills a model in float32, too: every number of it is one there. Where
+    adapters are trained a version may be the adapters alone, on the same base.
     """
     expected = named_tensors(model)
+    if tensors.keys() == (adapters := published_tensors(model)).keys():
+        expected = adapters
     got = {name: _kind_in(tensor, expected.get(name)) for name, tensor in tensors.items()}
     check_alike(got, kinds_of(expected), source=source)
     fill(model, tensors)
@@ -50,13 +55,19 @@ def named_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
     return {n: t for n, t in (*model.named_parameters(), *model.named_buffers()) if n in saved}
 
 
+def published_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
+    """What a version is made of: all tensors, or the adapters alone, where these are what is trained."""
+    tensors = named_tensors(model)
+    return {name: tensor for name, tensor in tensors.items() if ADAPTER in name} or tensors
+
+
 def gathered_weights(model: "nn.Module") -> dict[str, "Tensor"]:
     """All weights of a model on the CPU; with several ranks every one calls it, and the first has them whole."""
     return {name: gathered(tensor) for name, tensor in named_tensors(model).items()}
 
 
 def copied_weights(model: "nn.Module", dtype: str | None) -> dict[str, "Tensor"]:
-    """As `gathered_weights`, but a copy that later updates leave as it is; fractions are in `dtype`, if one is said.
+    """What a version is made of, as a copy that later updates leave as it is; fractions are in `dtype`, if one is said.
 
     They are rounded where they are, so that half as many bytes come from a GPU.
     """
@@ -64,7 +75,7 @@ def copied_weights(model: "nn.Module", dtype: str | None) -> dict[str, "Tensor"]
 
     wanted = None if dtype is None else getattr(torch, dtype)
     copies = {}
-    for name, tensor in named_tensors(model).items():
+    for name, tensor in published_tensors(model).items():
         rounds = wanted is not None and tensor.is_floating_point()
         copies[name] = gathered(tensor.detach().to(wanted if rounds else tensor.dtype, copy=True))
     return copies
@@ -76,7 +87,7 @@ def streamed_weights(model: "nn.Module", dtype: str | None) -> Iterator[tuple[st
     from torch.distributed.tensor import DTensor
 
     wanted = None if dtype is None else getattr(torch, dtype)
-    for name, tensor in named_tensors(model).items():
+    for name, tensor in published_tensors(model).items():
         rounded = tensor.detach().to(wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype)
         yield name, (rounded.full_tensor() if isinstance(rounded, DTensor) else rounded).contiguous()
 
@@ -85,7 +96,7 @@ def streamed_kinds(model: "nn.Module", dtype: str | None) -> Kinds:
     """Type and whole shape of what `streamed_weights` yields, in its order; nothing is gathered."""
     return {
         name: (dtype if dtype and t.is_floating_point() else str(t.dtype).removeprefix("torch."), tuple(t.shape))
-        for name, t in named_tensors(model).items()
+        for name, t in published_tensors(model).items()
     }
 
 
@@ -110,8 +121,10 @@ def distributed_like(whole: "Tensor", target: "Tensor") -> "Tensor":
 def fill(model: "nn.Module", weights: Mapping[str, "Tensor"]) -> None:
     import torch
 
+    tensors = named_tensors(model)
     with torch.no_grad():
-        for name, tensor in named_tensors(model).items():
+        for name in weights:
+            tensor = tensors[name]
             tensor.copy_(distributed_like(weights[name], tensor))
 
 

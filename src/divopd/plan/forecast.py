@@ -268,7 +268,8 @@ def model_bytes(config: Config, student: ModelFacts) -> dict[str, int]:
     optimizer = _trained_parameters(config, student) * ADAM_BYTES
     evaluated = config.learner.updates // config.evaluation.every + 1
     kept = evaluated if config.weights.keep is None else min(config.weights.keep, evaluated)
-    stored = student.parameters * BYTES[config.weights_dtype or config.student.dtype]
+    published = _trained_parameters(config, student) if config.clock == "live" else student.parameters
+    stored = published * BYTES[config.weights_dtype or config.student.dtype]
     recent = RECENT_VERSIONS if config.weights_way == "folder" else 0
     return {
         "checkpoints": CHECKPOINTS * (weights + optimizer),

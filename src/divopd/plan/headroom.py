@@ -27,7 +27,7 @@ class Measured:
     composer_s: float  # of an update in the store
     written_bytes_per_s: float  # of a version, hashed while it is written
     saved_bytes_per_s: float  # of a checkpoint, read back to be verified
-    loaded_bytes_per_s: float  # of a version by an engine
+    passed_bytes_per_s: float  # of a version, copied into memory that is shared and from there into a model
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ def headroom(
 
 
 def _travel_s(version: float, apart: int, measured: Measured) -> float:
-    """Once to every other machine, one after the other; then each engine takes it at the rate measured here."""
-    return apart * version / NETWORK + version / measured.loaded_bytes_per_s
+    """Once to every other machine, one after the other; then each engine takes it, at the rate measured here."""
+    return apart * version / NETWORK + version / measured.passed_bytes_per_s
