@@ -146,10 +146,11 @@ def test_a_version_in_bfloat16_fills_a_model_in_float32() -> None:
     """Every number is the rounded one; other types and shapes are refused as ever."""
     policy = TransformersPolicy.load(model_folder("embedded:student"))
     before = {name: tensor.clone() for name, tensor in named_tensors(policy.model).items()}
-    rounded = copied_weights(policy.model, "bfloat16")
+    rounded, whole = copied_weights(policy.model, "bfloat16"), copied_weights(policy.model, None)
     fill_weights(policy.model, rounded, source="a test")
     for name, tensor in named_tensors(policy.model).items():
         assert torch.equal(tensor, before[name].bfloat16().float())
+        assert torch.equal(whole[name], before[name])  # a copy, which the change has left alone
     name = next(iter(rounded))
     with pytest.raises(CheckpointError, match=r"torch\.float16"):
         fill_weights(policy.model, rounded | {name: rounded[name].half()}, source="a test")
