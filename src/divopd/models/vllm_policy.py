@@ -152,9 +152,9 @@ class VllmPolicy:
             raise RuntimeError("vLLM keeps what it read with older weights; expected no request under way")
 
     @property
-    def _adapter(self) -> Any:
-        """vLLM's request for the adapters of the version; None: there are none."""
-        return None if self._adapters is None else self._adapters.request
+    def _adapter(self) -> dict[str, Any]:
+        """How vLLM is told of the adapters of the version, if there are any."""
+        return {} if self._adapters is None else {"lora_request": self._adapters.request}
 
     def receiver(self) -> Receiver:
         """Where weights that are sent to it arrive."""
@@ -182,7 +182,7 @@ class VllmPolicy:
             [{"prompt_token_ids": ids.tolist()} for ids in arrays],
             list(wishes),
             use_tqdm=False,
-            lora_request=self._adapter,
+            **self._adapter,
         )
 
 
