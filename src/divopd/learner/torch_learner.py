@@ -7,11 +7,10 @@ share of the micro-batches, and the update is that of one rank, to rounding.
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from divopd.errors import DivopdError, InputError
 from divopd.learner import Weights
+from divopd.learner.timing import Clock
 from divopd.models.logprobs import Scorer
 from divopd.models.objective import opd_loss, token_weights
 from divopd.models.optimization import Optimization
@@ -159,7 +159,7 @@ class TorchLearner:
         batches: list[tuple[list[TokenSequence], float]],
         targets: Sequence["Target"],
         token_weight: Sequence[float],
-        clock: "Clock",
+        clock: Clock,
     ) -> tuple[float, float, LogprobGap | None]:
         """Leave the gradient in the parameters; the loss, the summed student-minus-teacher log probability, the gap."""
         device = self.policy.device
@@ -256,19 +256,3 @@ def most_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # of what the system counts in
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class Clock:
-    """Adds up seconds by stage, waiting for the device so that work is counted where it is done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start

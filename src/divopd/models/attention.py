@@ -4,8 +4,10 @@ A transformers model that is loaded with `attn_implementation=NAME` hands every 
 layout that was given to its forward pass: `Packed` for log probabilities, `KeyValues` for generation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from itertools import accumulate
 from math import ceil
 from typing import Any, Protocol
 
@@ -26,15 +28,52 @@ class Layout(Protocol):
     def attend(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None) -> Tensor: ...
 
 
-class Packed:
-    """Rows of the given lengths, each of which sees only itself, causally. Exact: every row is attended on its own."""
+AtOnce = Callable[..., Tensor]  # called as torch's varlen_attn
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
+
+class Packed:
+    """Rows of the given lengths, each of which sees only itself, causally.
+
+    Exact: every row is attended on its own. On a GPU, in half precision, one call of torch's flash attention does it
+    for all; `at_once` is another function that is called in its place, on any device.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, at_once: AtOnce | None = None) -> None:
+        self.lengths, self._at_once = list(lengths), at_once
+        self._ends: Tensor | None = None  # where rows begin and end, the same in all layers
 
     def attend(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None) -> Tensor:
+        at_once = self._at_once or flash_attention(qkv[0])
+        if at_once is not None:
+            return self._attend_at_once(at_once, qkv, scale=scale, window=window)
         rows = zip(*(tensor.split(self.lengths, dim=1) for tensor in qkv), strict=True)
         return torch.cat([_causal(q, k, v, scale=scale, window=window) for q, k, v in rows], dim=1)
+
+    def _attend_at_once(
+        self, at_once: AtOnce, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None
+    ) -> Tensor:
+        if self._ends is None:
+            ends = [0, *accumulate(self.lengths)]
+            self._ends = torch.tensor(ends, dtype=torch.int32, device=qkv[0].device)
+        query, key, value = (tensor.transpose(0, 1) for tensor in qkv)  # tokens come first
+        longest = max(self.lengths)
+        seen = (-1 if window is None else window - 1, 0)  # tokens before it and after it
+        output = at_once(
+            query, key, value, self._ends, self._ends, longest, longest,
+            scale=scale, window_size=seen, enable_gqa=True,
+        )  # fmt: skip
+        return output.transpose(0, 1)
+
+
+def flash_attention(query: Tensor) -> AtOnce | None:
+    """Torch's attention for rows of all lengths in one call, where it has it: on a GPU, in half precision."""
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # before torch 2.10
+        return None
+    return varlen_attn if "enable_gqa" in signature(varlen_attn).parameters else None
 
 
 class KeyValues:
