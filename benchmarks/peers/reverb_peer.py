@@ -1,7 +1,7 @@
 """Reverb: a first-in, first-out table in the memory of a server, in the same process. Runs in .venv-reverb.
 
-A turn is an item of five arrays with its name, task and version; a rollout is written and flushed as a whole, which is
-when Reverb says that the server has it. A batch is 64 items, each sampled once.
+A turn is an item of five arrays with its name, task and version; a rollout ends with a flush, which
+returns when the server has it. A batch is 64 items, each sampled once.
 """
 
 import numpy as np
@@ -22,6 +22,7 @@ def about() -> dict:
 
 def begin(prompt: int, response: int, turns: int) -> None:
     if state:
+        state["writer"].close()
         state["server"].stop()
     rng = np.random.default_rng(0)
     table = reverb.Table(
@@ -34,6 +35,7 @@ def begin(prompt: int, response: int, turns: int) -> None:
     )
     state["server"] = reverb.Server([table])
     state["client"] = reverb.Client(f"localhost:{state['server'].port}")
+    state["writer"] = state["client"].trajectory_writer(num_keep_alive_refs=turns)
     state["turns"] = turns
     state["row"] = {
         "prompt": rng.integers(0, 150_000, prompt, np.int32),
@@ -52,11 +54,11 @@ def put(rollouts: int) -> dict:
 
 def _put_one() -> None:
     number = state["rollouts"] = state["rollouts"] + 1
-    with state["client"].trajectory_writer(num_keep_alive_refs=1) as writer:
-        for turn in range(state["turns"]):
-            writer.append({**state["row"], "rollout": np.int32(number), "turn": np.int32(turn)})
-            writer.create_item(TABLE, 1.0, {name: column[-1:] for name, column in writer.history.items()})
-        writer.flush()
+    writer = state["writer"]
+    for turn in range(state["turns"]):
+        writer.append({**state["row"], "rollout": np.int32(number), "turn": np.int32(turn)})
+        writer.create_item(TABLE, 1.0, {name: column[-1:] for name, column in writer.history.items()})
+    writer.end_episode()  # waits until the server has every item
 
 
 def take(batches: int, size: int) -> dict:
@@ -66,7 +68,7 @@ def take(batches: int, size: int) -> dict:
 def _take(size: int) -> None:
     rows = list(state["client"].sample(TABLE, num_samples=size, emit_timesteps=False))
     assert len(rows) == size
-    assert rows[0].data["prompt"].shape[-1] == len(state["row"]["prompt"])
+    assert len(state["row"]["prompt"]) in [np.shape(column)[-1] for column in rows[-1].data if np.ndim(column)]
 
 
 answer({"about": about, "begin": begin, "put": put, "take": take})

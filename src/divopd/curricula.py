@@ -13,7 +13,7 @@ from math import ceil
 from typing import ClassVar, NamedTuple, Protocol
 
 from divopd.turns import Rollout
-from divopd.validity import disagreement, valid_mask, why_invalid
+from divopd.validity import assess
 
 PROBE_EVERY = 8  # updates between full-depth probes
 PROBE_WARMUP = 3  # first updates, all at full depth
@@ -48,7 +48,7 @@ class Depths:
 
 def outcome_of(rollout: Rollout, *, number: int) -> Outcome:
     """What a curriculum hears of a scored rollout."""
-    turns = tuple((disagreement(t), sum(valid_mask(t))) if why_invalid(t) is None else (0.0, 0) for t in rollout.turns)
+    turns = tuple(assess(turn)[1:] for turn in rollout.turns)
     return Outcome(number, rollout.version, bool(rollout.turns[0].success), turns)
 
 

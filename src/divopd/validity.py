@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import compress
 from math import fsum, isfinite
 from operator import sub
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from divopd.turns import Rollout, Turn
 
@@ -24,8 +24,47 @@ REASONS: tuple[Reason, ...] = Reason.__args__  # pyright: ignore[reportAttribute
 MAX_LOGPROB = 1e-4  # above it a "log probability" is no rounding of 0 but an error
 
 
+class Assessment(NamedTuple):
+    """What the gate says of a turn, and how much the models disagree over its valid tokens (0.0 if it has none)."""
+
+    reason: Reason | None
+    disagreement: float
+    valid_tokens: int
+
+
+def assess(turn: Turn) -> Assessment:
+    """`why_invalid`, `disagreement` and `valid_tokens` with one look at the lists."""
+    reason, mask, student, teacher = _gate(turn)
+    return Assessment(reason, 0.0, 0) if reason else Assessment(None, fsum(map(sub, student, teacher)), sum(mask))
+
+
 def why_invalid(turn: Turn) -> Reason | None:
     """The first reason, in the order of specification §2, why the loss cannot use this turn; None if it can."""
+    return _gate(turn)[0]
+
+
+_Numbers = Sequence[float]
+
+
+def _gate(turn: Turn) -> tuple[Reason | None, Sequence[int], _Numbers, _Numbers]:
+    """The reason; of a valid turn also its mask, and the log probabilities of its valid tokens, as plain numbers."""
+    reason = _missing(turn)
+    if reason is not None:
+        return reason, (), (), ()
+    mask = valid_mask(turn)
+    if not any(mask):
+        return "no_valid_token", (), (), ()
+    student, teacher = _plain(turn.student_logprobs), _plain(turn.teacher_logprobs)
+    if not all(mask):
+        student, teacher = list(compress(student, mask)), list(compress(teacher, mask))
+    used = [*student, *teacher]
+    if not isfinite(fsum_or_nan(used)) or max(used) > MAX_LOGPROB:
+        return "not_finite", (), (), ()
+    return None, mask, student, teacher
+
+
+def _missing(turn: Turn) -> Reason | None:
+    """The reasons for which no log probability has to be looked at."""
     if turn.prompt_truncated:
         return "prompt_truncated"
     size = len(turn.response_ids)
@@ -36,18 +75,15 @@ def why_invalid(turn: Turn) -> Reason | None:
         return "no_student_logprobs"
     if teacher is None or not len(teacher):
         return "no_teacher_logprobs"
-    if action is None or not any(action):
+    if action is None or not any(_plain(action)):
         return "no_action_mask"
     lists = [student, teacher, action] if turn.teacher_mask is None else [student, teacher, action, turn.teacher_mask]
-    if any(len(values) != size for values in lists):
-        return "misaligned"
-    mask = valid_mask(turn)
-    if not any(mask):
-        return "no_valid_token"
-    used = [*compress(student, mask), *compress(teacher, mask)]
-    if not isfinite(fsum_or_nan(used)) or max(used) > MAX_LOGPROB:
-        return "not_finite"
-    return None
+    return "misaligned" if any(len(values) != size for values in lists) else None
+
+
+def _plain(values: Any) -> Any:
+    """Python's numbers, which are faster one by one than an array's, and never overflow."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def valid_mask(turn: Turn) -> Sequence[int]:
@@ -55,15 +91,15 @@ def valid_mask(turn: Turn) -> Sequence[int]:
 
     Only for turns whose lists are aligned.
     """
-    action = () if turn.action_mask is None else turn.action_mask
+    action = () if turn.action_mask is None else _plain(turn.action_mask)
     if turn.teacher_mask is None:
         return action
-    return [int(a and t) for a, t in zip(action, turn.teacher_mask, strict=True)]
+    return [int(a and t) for a, t in zip(action, _plain(turn.teacher_mask), strict=True)]
 
 
 def valid_tokens(turn: Turn) -> int:
     """How many tokens of a turn count in the loss: |V|, and 0 for an invalid turn."""
-    return sum(valid_mask(turn)) if why_invalid(turn) is None else 0
+    return assess(turn).valid_tokens
 
 
 def with_valid_tokens(rollout: Rollout) -> Rollout:
@@ -81,7 +117,8 @@ def disagreement(turn: Turn) -> float:
     mask = valid_mask(turn)
     assert turn.student_logprobs is not None
     assert turn.teacher_logprobs is not None
-    return fsum(map(sub, compress(turn.student_logprobs, mask), compress(turn.teacher_logprobs, mask)))
+    student, teacher = _plain(turn.student_logprobs), _plain(turn.teacher_logprobs)
+    return fsum(map(sub, compress(student, mask), compress(teacher, mask)))
 
 
 def fsum_or_nan(values: Sequence[float]) -> float:

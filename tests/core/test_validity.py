@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.validity import REASONS, disagreement, why_invalid
+from divopd.validity import REASONS, assess, disagreement, why_invalid
 from strategies import turn
 
 # each change alone makes a valid turn invalid for that reason
@@ -69,6 +69,22 @@ def test_the_first_reason_in_order_counts(first: str, second: str) -> None:
 def test_edges_of_the_gate(changes: dict, reason: str | None) -> None:
     """Only what lies inside the valid tokens counts; rounding above 0 is forgiven."""
     assert why_invalid(turn(**changes)) == reason
+
+
+def test_masks_as_small_numbers_do_not_overflow() -> None:
+    """300 valid tokens are 300, also where the mask is an array of bytes; a put of it is a put of the lists."""
+    size = 300
+    lists = turn(
+        response_ids=[1] * size, student_logprobs=[-0.5] * size, teacher_logprobs=[-1.0] * size, action_mask=[1] * size
+    )
+    arrays = replace(
+        lists,
+        student_logprobs=np.full(size, -0.5),
+        teacher_logprobs=np.full(size, -1.0),
+        action_mask=np.ones(size, dtype=np.uint8),
+    )
+    assert assess(arrays) == assess(lists) == (None, 150.0, size)
+    assert type(assess(arrays).valid_tokens) is int
 
 
 @given(st.lists(st.tuples(st.floats(-50, 0), st.floats(-50, 0), st.integers(0, 1), st.integers(0, 1)), min_size=1))

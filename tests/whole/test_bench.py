@@ -26,7 +26,8 @@ PACKAGES = {
     "webshop": ("bm25s", "Stemmer", "rapidfuzz"),
 }
 
-COSTLY = ("learner", "memory", "scienceworld")  # start processes of their own: ten seconds of a core and more
+# start processes of their own: ten seconds of a core and more
+COSTLY = ("learner", "memory", "reports", "scienceworld")
 
 
 def skip_without_its_needs(name: str) -> None:

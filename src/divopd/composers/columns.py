@@ -11,14 +11,14 @@ from operator import attrgetter
 
 import numpy as np
 
-from divopd.composers.composer import Candidate, Selection
+from divopd.composers.composer import Candidate, WithRest
 
 STRETCH = 8192  # turns that fit into the processor's cache
 ROLLOUT, TURN = attrgetter("rollout"), attrgetter("turn")
 FIRST_SEEN, DISAGREEMENT = attrgetter("first_seen"), attrgetter("disagreement")
 
 
-def select_by_columns(pool: list[Candidate], *, size: int, cap: int | None) -> Selection:
+def select_by_columns(pool: list[Candidate], *, size: int, cap: int | None) -> WithRest:
     """The selection of DivOPD, with what it leaves, in the order of the pool."""
     names: defaultdict[str, int] = defaultdict(count().__next__)  # rollouts, numbered as they are first met
     rollout, first_seen = np.empty((2, len(pool)), dtype=np.int64)
@@ -42,8 +42,9 @@ def select_by_columns(pool: list[Candidate], *, size: int, cap: int | None) -> S
     free = np.ones(len(pool), dtype=np.uint8)
     free[taken] = 0
     selected = list(map(pool.__getitem__, taken.tolist()))
-    left = list(compress(pool, free.tobytes()))
-    return Selection(selected, passes[chosen].tolist(), left, int(first_seen.min()))
+    selection = WithRest(selected, passes[chosen].tolist())
+    selection.left, selection.first_seen = list(compress(pool, free.tobytes())), int(first_seen.min())
+    return selection
 
 
 def _longest_waiting_first(names: list[str], rollout: np.ndarray, first_seen: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from divopd.errors import InputError
 from divopd.turns import Turn
-from divopd.validity import Reason, disagreement, valid_mask, why_invalid
+from divopd.validity import Reason, assess
 
 
 class Candidate(NamedTuple):
@@ -37,18 +37,17 @@ class Candidate(NamedTuple):
 
 def candidate_of(turn: Turn, *, first_seen: int) -> Candidate:
     """Gate a turn and measure its disagreement, once, when it is first seen."""
-    reason = why_invalid(turn)
-    alive = reason is None
+    measured = assess(turn)
     return Candidate(
         turn.rollout,
         turn.turn,
         turn.task,
         turn.version,
         first_seen,
-        reason,
-        disagreement(turn) if alive else 0.0,
+        measured.reason,
+        measured.disagreement,
         turn.tokens,
-        sum(valid_mask(turn)) if alive else 0,
+        measured.valid_tokens,
         turn.rollout_turns,
         turn.rollout_valid_tokens,
     )
@@ -59,8 +58,13 @@ class Selection(NamedTuple):
 
     candidates: list[Candidate]
     passes: list[int]
-    left: list[Candidate] | None = None  # all others in the order of the pool; None: they are still to be found
-    first_seen: int = -1  # nothing of the pool was first seen earlier
+
+
+class WithRest(Selection):
+    """A selection by which `decide` is spared two looks at every turn of a large pool."""
+
+    left: list[Candidate]  # all others, in the order of the pool
+    first_seen: int  # nothing of the pool was first seen earlier
 
 
 class Decision(NamedTuple):
@@ -173,11 +177,12 @@ class Composer(ABC):
         stale = [c for c in unfit if c.version < oldest]  # step 1
         invalid = [c for c in unfit if c.version >= oldest]  # step 3
         valid = _without(pool, unfit) if unfit or not isinstance(pool, list) else pool
-        selected, passes, left, first_seen = self.select(valid, update=update)  # steps 4-7
-        if left is None:
-            left = _without(valid, selected)
+        selection = self.select(valid, update=update)  # steps 4-7
+        selected, passes = selection
+        known = selection if isinstance(selection, WithRest) else None
+        left = known.left if known else _without(valid, selected)
         born = update - self.settings.max_pending_age  # step 8
-        aged_out = [c for c in left if c.first_seen < born] if first_seen < born else []
+        aged_out = [c for c in left if c.first_seen < born] if known is None or known.first_seen < born else []
         return Decision(
             selected=selected,
             weights=self.weights(selected, update=update, settings=self.settings),

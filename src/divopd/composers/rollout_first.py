@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from random import Random
 
-from divopd.composers.columns import select_by_columns
 from divopd.composers.composer import Candidate, Composer, Selection
 
 Group = list[Candidate]
@@ -24,14 +23,12 @@ class RolloutFirst(Composer):
 
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
         groups = longest_waiting_first(group_by_rollout(pool))  # step 4
-        oldest = min(map(FIRST_SEEN, groups[0])) if groups else -1
-        swept = sweep(
+        return sweep(
             groups,
             rank=lambda group: self.rank(group, update=update),  # step 5
             size=self.settings.batch_size,
             cap=self.settings.cap,
         )  # steps 6-7
-        return swept._replace(first_seen=oldest)
 
     @abstractmethod
     def rank(self, group: Group, *, update: int) -> Group:
@@ -44,6 +41,8 @@ class DivOPD(RolloutFirst):
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
         if len(pool) < MANY:
             return super().select(pool, update=update)
+        from divopd.composers.columns import select_by_columns  # it brings numpy, which small pools need not wait for
+
         return select_by_columns(pool, size=self.settings.batch_size, cap=self.settings.cap)
 
     def rank(self, group: Group, *, update: int) -> Group:

@@ -98,7 +98,10 @@ class PeerProcess:
         if not line:
             self._process.wait()
             self._said.seek(0)
-            last = (self._said.read().strip().splitlines() or ["it said nothing"])[-1]
+            lines = self._said.read().strip().splitlines() or ["it said nothing"]
+            last = next(
+                (line for line in reversed(lines) if "Error" in line), lines[-1]
+            )  # servers talk on while they end
             raise DivopdError(f"{self._name} ended when it was asked {question!r}: {one_line(last)}")
         return json.loads(line)
 

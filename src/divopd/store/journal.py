@@ -36,10 +36,9 @@ class StoredTurn(NamedTuple):
 
     def candidate(self, *, update: int) -> Candidate:
         """The turn as a composer sees it at this update: a fresh turn is first seen now."""
-        first_seen = update if self.first_seen is None else self.first_seen
-        measured = self.reason, self.disagreement, self.tokens, self.valid_tokens
-        whole = self.rollout_turns, self.rollout_valid_tokens
-        return Candidate(self.rollout, self.turn, self.task, self.version, first_seen, *measured, *whole)
+        _, rollout, turn, task, version, _, reason, disagreement, tokens, valid_tokens, *whole, first_seen, _ = self
+        seen = update if first_seen is None else first_seen
+        return Candidate(rollout, turn, task, version, seen, reason, disagreement, tokens, valid_tokens, *whole)
 
 
 class Account(NamedTuple):

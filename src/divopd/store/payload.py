@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from divopd.errors import NotAStoreError, TurnFormatError
+from divopd.store.numbers import BYTES, KINDS, Numbers
 from divopd.turns import MAX_LINE_BYTES, Rollout, TeacherTurn, Turn
 
 MAX_PAYLOAD_BYTES = MAX_LINE_BYTES
@@ -28,7 +29,6 @@ _LISTS = (
     ("action_mask", "B", "0 and 1, or None"),
     ("teacher_mask", "B", "0 and 1, or None"),
 )
-_BYTES = {"i": 4, "d": 8, "B": 1}
 _TRUNCATED, _REWARD, _OUTCOME, _SUCCESS, _ROLLOUT_TURNS, _ROLLOUT_VALID_TOKENS = 1, 2, 4, 8, 16, 32
 
 
@@ -47,7 +47,7 @@ def encode_turn(turn: Turn) -> bytes:
             raise TurnFormatError(
                 f"rollout {turn.rollout!r} turn {turn.turn}: {name} is not a list of {expected}"
             ) from None
-        lengths.append(len(chunk) // _BYTES[code])
+        lengths.append(len(chunk) // BYTES[code])
         chunks.append(chunk)
     flags = _TRUNCATED * turn.prompt_truncated
     flags |= _REWARD * (turn.reward is not None)
@@ -66,22 +66,26 @@ def encode_turn(turn: Turn) -> bytes:
 def decode_turn(payload: bytes, **identity: Any) -> Turn:
     """The turn of a payload; `identity` is what the payload does not hold: rollout, turn, task, version, available_at.
 
-    Sizes are checked before anything is allocated; a payload that does not fit its own header raises a NotAStoreError.
+    Its lists are Numbers. Sizes are checked before anything is allocated; a payload that does not fit its own header
+    raises a NotAStoreError.
     """
-    where = f"rollout {identity['rollout']!r} turn {identity['turn']}"
+    where = "rollout {rollout!r} turn {turn}"
     if len(payload) < _HEADER.size:
-        raise NotAStoreError(
-            f"{where}: its stored tokens are damaged ({len(payload)} bytes); restore the store from a copy"
-        )
+        what = f"its stored tokens are damaged ({len(payload)} bytes); restore the store from a copy"
+        raise NotAStoreError(f"{where.format(**identity)}: {what}")
     flags, *lengths, reward, rollout_turns, rollout_valid_tokens = _HEADER.unpack_from(payload)
-    sizes = [max(length, 0) * _BYTES[code] for length, (_, code, _) in zip(lengths, _LISTS, strict=True)]
-    if len(payload) != _HEADER.size + sum(sizes) or min(lengths[:2]) < 0 or min(lengths) < -1:
-        raise NotAStoreError(f"{where}: its stored tokens do not fit their own lengths; restore the store from a copy")
     values: dict[str, Any] = {}
     start = _HEADER.size
-    for (name, code, _), length, size in zip(_LISTS, lengths, sizes, strict=True):
-        values[name] = None if length < 0 else list(struct.unpack_from(f"<{length}{code}", payload, start))
-        start += size
+    for (name, code, _), length in zip(_LISTS, lengths, strict=True):
+        if length < 0:
+            values[name] = None
+        else:
+            end = start + length * BYTES[code]
+            values[name] = Numbers(code, payload[start:end])  # never more than there is
+            start = end
+    if len(payload) != start or min(lengths[:2]) < 0 or min(lengths) < -1:
+        what = "its stored tokens do not fit their own lengths; restore the store from a copy"
+        raise NotAStoreError(f"{where.format(**identity)}: {what}")
     return Turn(
         **identity,
         **values,
@@ -105,7 +109,7 @@ def encode_rollout(rollout: Rollout) -> bytes:
     if rollout.teacher_turns:
         head["teacher_turns"] = _teacher_turns_to_json(rollout.teacher_turns)
     if rollout.teacher_prompts is not None:
-        head["teacher_prompts"] = [len(ids) // _BYTES["i"] for ids in own]
+        head["teacher_prompts"] = [len(ids) // BYTES["i"] for ids in own]
     return b"".join([json.dumps(head).encode(), b"\n", *payloads, *own])
 
 
@@ -163,19 +167,29 @@ def _teacher_turn(data: dict[str, Any]) -> TeacherTurn:
 
 def digest_of(*parts: bytes) -> bytes:
     """A checksum (SHA-256) over the parts in order, each with its length."""
-    state = sha256()  # the fastest of hashlib where the processor has instructions for it
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.digest()
+    chunks = [chunk for part in parts for chunk in (len(part).to_bytes(8, "little"), part)]
+    return sha256(b"".join(chunks)).digest()  # the fastest of hashlib where the processor has instructions for it
 
 
 def _encode_list(values: Any, code: str) -> bytes:
-    if hasattr(values, "tolist"):  # arrays
-        values = values.tolist()
-    raw = struct.pack(f"<{len(values)}{code}", *values)
+    if isinstance(values, Numbers) and values.code == code:
+        raw = values.raw
+    elif hasattr(values, "astype") and (array := _fitting(values, code)) is not None:
+        raw = array.tobytes()
+    else:
+        if hasattr(values, "tolist"):  # arrays of another kind, tensors
+            values = values.tolist()
+        raw = struct.pack(f"<{len(values)}{code}", *values)
     if code == "i" and not raw[3::4].isascii():  # the highest byte of a negative id is 128 or more
         raise ValueError
     if code == "B" and raw.strip(b"\0\1"):
         raise ValueError
     return raw
+
+
+def _fitting(values: Any, code: str) -> Any:
+    """An array in the kind of a payload, if that changes no value of its kind; else None."""
+    import numpy as np  # here only: whoever imports divopd need not wait for it
+
+    fits = values.ndim == 1 and np.can_cast(values.dtype, KINDS[code], "safe")
+    return np.asarray(values).astype(KINDS[code], copy=False) if fits else None

@@ -1,6 +1,8 @@
 """Reading a store: batches, fates, the account, the recording, records and notes. Nothing here changes a file."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -41,9 +43,13 @@ _FATES = frozenset(Account._fields[1:])
 # CROSS JOIN fixes the order of the loops: the first table leads
 BY_ARRIVAL = f"SELECT {_LIGHT} FROM turns t CROSS JOIN rollouts r ON r.number = t.rollout "
 _BY_ROLLOUT = f"SELECT {_LIGHT} FROM rollouts r CROSS JOIN turns t ON t.rollout = r.number "
+# what is asked for comes as one JSON list, so that a whole batch is one query
+_BY_KEY = f"""SELECT {_LIGHT} FROM json_each(?) k CROSS JOIN rollouts r ON r.id = json_extract(k.value, '$[0]')
+    CROSS JOIN turns t ON t.rollout = r.number AND t.turn = json_extract(k.value, '$[1]')"""
 # a blob above the limit is never brought into memory
-_PAYLOAD = f"""SELECT t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTES} THEN p.payload END
-    FROM turns t LEFT JOIN payloads p ON p.arrival = t.arrival WHERE t.arrival = ?"""
+_PAYLOADS = f"""SELECT t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTES} THEN p.payload END
+    FROM json_each(?) k CROSS JOIN turns t ON t.arrival = k.value LEFT JOIN payloads p ON p.arrival = t.arrival
+    ORDER BY k.key"""
 
 
 def available(queue: Iterable[StoredTurn], *, update: int) -> Iterator[StoredTurn]:
@@ -84,7 +90,7 @@ class StoreReader(Session):
         with self.snapshot():
             entry, digest = self._entry(update)
             chosen = self.find(entry.selected)
-            turns = [self._whole(turn) for turn in chosen]
+            turns = self._whole_turns(chosen)
         return JournaledBatch(entry, digest.hex(), turns, [turn.candidate(update=update) for turn in chosen])
 
     def pending_after(self, update: int) -> list[StoredTurn]:
@@ -103,18 +109,24 @@ class StoreReader(Session):
 
     def turns(self) -> Iterator[Turn]:
         """Every turn with its tokens, in arrival order: the recording. A StoreError if some were settled."""
-        for turn in self.stored_turns():
-            yield self.whole(turn)
+        for chunk in self._chunks():
+            with self.snapshot():
+                turns = self._whole_turns(chunk)
+            yield from turns
 
     def stored_turns(self) -> Iterator[StoredTurn]:
         """Every turn without its tokens, in arrival order."""
+        for chunk in self._chunks():
+            yield from chunk
+
+    def _chunks(self) -> Iterator[list[StoredTurn]]:
         after = 0
         while True:
             with self.snapshot():
                 chunk = self._stored(BY_ARRIVAL + f"WHERE t.arrival > ? ORDER BY t.arrival LIMIT {CHUNK}", after)
             if not chunk:
                 return
-            yield from chunk
+            yield chunk
             after = chunk[-1].arrival
 
     def turns_of(self, rollout: str) -> list[StoredTurn]:
@@ -134,20 +146,20 @@ class StoreReader(Session):
 
     def find(self, keys: Iterable[Key]) -> list[StoredTurn]:
         """The turns of these keys, which the journal knows, without tokens."""
-        query = _BY_ROLLOUT + "WHERE r.id = ? AND t.turn = ?"
+        wanted = list(dict.fromkeys(keys))
         with self.snapshot():
-            found = {key: self._stored(query, *key) for key in keys}
-        for (rollout, turn), rows in found.items():
-            if not rows:
+            found = {turn.key: turn for turn in self._stored(_BY_KEY, json.dumps(wanted))}
+        for rollout, turn in wanted:
+            if (rollout, turn) not in found:
                 raise NotAStoreError(
                     f"{self.path}: rollout {rollout!r} turn {turn} is in the journal, not in the store"
                 )
-        return [rows[0] for rows in found.values()]
+        return [found[key] for key in wanted]
 
     def whole(self, turn: StoredTurn) -> Turn:
         """A turn with its tokens; a StoreError if they were dropped by settle."""
         with self.snapshot():
-            return self._whole(turn)
+            return self._whole_turns([turn])[0]
 
     def is_settled(self, turn: StoredTurn) -> bool:
         """Whether the tokens of the turn were dropped, after a checkpoint, because it had left."""
@@ -282,20 +294,29 @@ class StoreReader(Session):
             return content
         return b""
 
-    def _whole(self, turn: StoredTurn) -> Turn:
-        where = f"{self.path}: rollout {turn.rollout!r} turn {turn.turn}"
-        digest, payload = self._db.execute(_PAYLOAD, (turn.arrival,)).fetchone()
-        if payload is None and self.is_settled(turn):
-            raise StoreError(f"{where}: its tokens were dropped when update {turn.fate.update} was settled")
+    def _whole_turns(self, turns: Sequence[StoredTurn]) -> list[Turn]:
+        rows = self._db.execute(_PAYLOADS, (json.dumps([turn.arrival for turn in turns]),))
+        return [self._whole(turn, *row) for turn, row in zip(turns, rows, strict=True)]
+
+    def _whole(self, turn: StoredTurn, digest: bytes, payload: bytes | None) -> Turn:
         if payload is None or digest_of(payload) != digest:
+            where = f"{self.path}: rollout {turn.rollout!r} turn {turn.turn}"
+            if payload is None and self.is_settled(turn):
+                raise StoreError(f"{where}: its tokens were dropped when update {turn.fate.update} was settled")
             raise NotAStoreError(f"{where}: its tokens are missing or damaged; restore the store from a copy")
         identity = {"rollout": turn.rollout, "turn": turn.turn, "task": turn.task, "version": turn.version}
         return decode_turn(payload, **identity, available_at=turn.available_at)
 
 
 def stored_turn(row: tuple[Any, ...]) -> StoredTurn:
-    *light, kind, update = row
-    rollout, reason = row[1], row[6]
-    if not ROLLOUT_ID.fullmatch(rollout) or kind not in _FATES or not (reason is None or reason in REASONS):
-        raise NotAStoreError(f"the store holds a turn {light!r} with fate {kind!r}, which no put can have written")
-    return StoredTurn(*light, fate=Fate(kind, update, reason if kind == "invalid" else None))
+    rollout, reason, kind, update = row[1], row[6], row[-2], row[-1]
+    if not _is_rollout_id(rollout) or kind not in _FATES or not (reason is None or reason in REASONS):
+        raise NotAStoreError(
+            f"the store holds a turn {list(row[:-2])!r} with fate {kind!r}, which no put can have written"
+        )
+    return StoredTurn._make((*row[:-2], Fate(kind, update, reason if kind == "invalid" else None)))
+
+
+@lru_cache(maxsize=4096)  # turns of one rollout come together
+def _is_rollout_id(rollout: str) -> bool:
+    return ROLLOUT_ID.fullmatch(rollout) is not None

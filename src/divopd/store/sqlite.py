@@ -10,10 +10,11 @@ A Store belongs to the thread and the process that opened it; open one in each.
 from collections.abc import Mapping
 from itertools import groupby
 from math import isnan
+from operator import is_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from divopd.composers.composer import Composer, Decision, candidate_of
+from divopd.composers.composer import Composer, Decision
 from divopd.curricula import Outcome
 from divopd.errors import ConflictError, FencedError, InputError, StoreError, TurnFormatError
 from divopd.records import EvaluationRecord, UpdateRecord, encode_evaluation, encode_update
@@ -26,6 +27,7 @@ from divopd.store.journal import (
     JournalEntry,
     Key,
     StoredTurn,
+    decode_entry,
     encode_entry,
     entry_of,
     exits_of,
@@ -35,11 +37,36 @@ from divopd.store.payload import decode_rollout, digest_of, encode_rollout, enco
 from divopd.store.reader import BY_ARRIVAL, LAST, RecordKind, available, stored_turn
 from divopd.store.schema import connect, create_file, store_path
 from divopd.store.session import entry_digest, rollout_digest, seal
-from divopd.turns import Rollout, Turn, turn_from_json
+from divopd.turns import Rollout, turn_from_json
+from divopd.validity import assess
+
+# what turn_from_json checks of a turn, and turns of one rollout mostly have in common
+_SHARED = (
+    "rollout",
+    "task",
+    "version",
+    "prompt_truncated",
+    "reward",
+    "success",
+    "rollout_turns",
+    "rollout_valid_tokens",
+)
+
+
+class _Counted(NamedTuple):
+    """What of a store has been counted: numbers of rollouts and turns only rise, and no row is ever taken away."""
+
+    rollouts: int = 0
+    turns: int = 0
+    tokens: int = 0
+    last_rollout: int = 0
+    last_turn: int = 0
 
 
 class Store(CallLog):
     """The queue, the journal and the recording of one run. Explorers and teachers put; one learner composes."""
+
+    _counted = _Counted()
 
     @classmethod
     def create(
@@ -105,7 +132,7 @@ class Store(CallLog):
         `available_at` is the first update that may read the turns: the next one, unless a simulated clock says so.
         `generated_tokens` count for a rollout that was never offered, with its first put.
         """
-        rows = [_row_of(turn) for turn in rollout.turns]  # measured before the lock is taken
+        rows = _rows_of(rollout)  # measured before the lock is taken
         taught = encode_teacher_turns(rollout.teacher_turns)
         digest = rollout_digest(rollout.id, rollout.task, rollout.version, (row[:3] for row in rows), taught=taught)
         with self._transaction():
@@ -229,8 +256,10 @@ class Store(CallLog):
             # pending turns lie below the watermark, fresh ones above it
             watermark = max([self._watermark(), *(turn.arrival for turn in pool.values())])
             self._write_fates(decision, pool, update)
-            self._write_entry(entry_of(decision, update=update, composer=composer, watermark=watermark))
-        return self.batch(update)
+            entry, digest = self._write_entry(entry_of(decision, update=update, composer=composer, watermark=watermark))
+        with self.snapshot():  # what `batch` gives, without asking again for what was just read and written
+            turns = self._whole_turns([pool[key] for key in entry.selected])
+        return JournaledBatch(entry, digest.hex(), turns, decision.selected)
 
     def acknowledge(self, update: int, *, epoch: int) -> None:
         """Say that a durable checkpoint holds this update and all before it: only now may they be settled.
@@ -288,7 +317,8 @@ class Store(CallLog):
         rows += [("pending", None, update, pool[c.key].arrival) for c in fresh]
         self._db.executemany("UPDATE turns SET fate = ?, fate_update = ?, first_seen = ? WHERE arrival = ?", rows)
 
-    def _write_entry(self, entry: JournalEntry) -> None:
+    def _write_entry(self, entry: JournalEntry) -> tuple[JournalEntry, bytes]:
+        """The entry as it will be read, and its digest."""
         settings, record = encode_entry(entry)
         before = self._one("SELECT digest FROM updates ORDER BY number DESC LIMIT 1", default=b"")
         digest = entry_digest(before, entry.update, entry.watermark, settings, record)
@@ -297,6 +327,7 @@ class Store(CallLog):
         self._db.execute(
             "INSERT INTO updates (number, watermark, settings, record, digest) VALUES (?, ?, ?, ?, ?)", row
         )
+        return decode_entry(settings, record, update=entry.update, watermark=entry.watermark), digest
 
     # ── records, counts and notes ─────────────────────────────────────────────────────────────────────────────────
 
@@ -314,10 +345,27 @@ class Store(CallLog):
 
     def arrived(self) -> Arrived:
         """What explorers and teacher have produced so far."""
-        query = "SELECT (SELECT count(*) FROM rollouts), count(*), sum(tokens) FROM turns"
         with self.snapshot():
-            rollouts, turns, scored = self._db.execute(query).fetchone()
-            return Arrived(rollouts, turns, self._one("SELECT generated_tokens FROM state"), scored or 0)
+            self._count_new()
+            generated = self._one("SELECT generated_tokens FROM state")
+        return Arrived(self._counted.rollouts, self._counted.turns, generated, self._counted.tokens)
+
+    def _count_new(self) -> None:
+        """Only what has arrived since the last look: to count all turns at every update would take ever longer."""
+        seen = self._counted
+        rollouts, last_rollout = self._db.execute(
+            "SELECT count(*), max(number) FROM rollouts WHERE number > ?", (seen.last_rollout,)
+        ).fetchone()
+        turns, tokens, last_turn = self._db.execute(
+            "SELECT count(*), sum(tokens), max(arrival) FROM turns WHERE arrival > ?", (seen.last_turn,)
+        ).fetchone()
+        self._counted = _Counted(
+            seen.rollouts + rollouts,
+            seen.turns + turns,
+            seen.tokens + (tokens or 0),
+            last_rollout or seen.last_rollout,
+            last_turn or seen.last_turn,
+        )
 
     def rollouts(self, *, available_by: int) -> int:
         """How many rollouts had arrived when this update was composed, or by now if it was not."""
@@ -373,17 +421,27 @@ def _config_record(config: Mapping[str, Any]) -> tuple[str, int, bytes, bytes]:
     return kind, 0, text, seal(text, kind, 0)
 
 
-def _row_of(turn: Turn) -> tuple[Any, ...]:
-    """The columns of a turn from `turn` on, and its payload: all that put computes of it."""
-    light = {name: getattr(turn, name) for name in ("rollout", "turn", "task", "version", "prompt_truncated")}
-    light |= {name: getattr(turn, name) for name in ("reward", "success", "rollout_turns", "rollout_valid_tokens")}
-    # the lists are checked by encode_turn, available_at by _arrival_update
-    turn_from_json(light | {"available_at": turn.version}, where=f"rollout {turn.rollout!r}")
-    payload = encode_turn(turn)
-    candidate = candidate_of(turn, first_seen=0)
-    measured = (candidate.reason, candidate.disagreement, candidate.tokens, candidate.valid_tokens)
-    whole = (candidate.rollout_turns, candidate.rollout_valid_tokens)
-    return (turn.turn, turn.version, digest_of(payload), *measured, *whole, payload)
+def _rows_of(rollout: Rollout) -> list[tuple[Any, ...]]:
+    """The columns of each turn from `turn` on, and its payload: all that put computes of it."""
+    rows: list[tuple[Any, ...]] = []
+    checked: list[Any] = []
+    for turn in rollout.turns:
+        shared = [getattr(turn, name) for name in _SHARED]
+        if not rows or not all(map(is_, shared, checked)):  # most turns of a rollout share these values
+            light = dict(zip(_SHARED, shared, strict=True)) | {"turn": turn.turn, "available_at": turn.version}
+            # the lists are checked by encode_turn, available_at by _arrival_update
+            turn_from_json(light, where=f"rollout {turn.rollout!r}")
+            checked = shared
+        elif type(turn.turn) is not int or turn.turn >= 2**53:
+            raise TurnFormatError(
+                f"rollout {turn.rollout!r}: field 'turn' is {turn.turn!r}; expected an integer, 0 or more"
+            )
+        payload = encode_turn(turn)
+        measured = assess(turn)
+        whole = (turn.tokens, measured.valid_tokens, turn.rollout_turns, turn.rollout_valid_tokens)
+        digest = digest_of(payload)
+        rows.append((turn.turn, turn.version, digest, measured.reason, measured.disagreement, *whole, payload))
+    return rows
 
 
 def _ending_of(rollout: Rollout) -> tuple[int | None, float | None]:

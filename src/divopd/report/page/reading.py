@@ -96,8 +96,12 @@ def _response(row: Turn, words: Words, style: PromptStyle | None) -> Json:
     text = words.text(row.response_ids)
     return {
         "pieces": words.pieces(row.response_ids),
-        "student": row.student_logprobs,
-        "teacher": row.teacher_logprobs,
+        "student": _listed(row.student_logprobs),
+        "teacher": _listed(row.teacher_logprobs),
         "valid": list(valid_mask(row)) if why_invalid(row) is None else [0] * len(row.response_ids),
         "action": style.parse(text) if style and not words.missing else None,
     }
+
+
+def _listed(numbers: Sequence[float] | None) -> list[float] | None:
+    return None if numbers is None else list(numbers)
