@@ -35,6 +35,11 @@ from small_runs import config, outcome
 from waiting import wait_for
 from word_model import save_model
 
+MODELS: dict[str, dict[str, dict[str, str]]] = {  # by engine; vLLM has no kernel for the smallest ones
+    "transformers": {},
+    "vllm": {name: {"model": f"embedded:{name}", "engine": "vllm"} for name in ("student", "teacher")},
+}
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -97,6 +102,60 @@ def test_killed_actors_lose_nothing_and_train_nothing_twice(cluster: Cluster, mo
     assert len(trained) == len(set(trained)) == account[1]
     with Store.open_read_only(tmp_path / "run") as store:
         assert any(store.teacher_turns(rollout) for rollout in {stored.rollout for stored in store.stored_turns()})
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("engine", MODELS)
+def test_every_actor_of_two_machines_is_killed_once(
+    cluster: Cluster, models: Path, tmp_path: Path, engine: str
+) -> None:
+    """A learner on both nodes, two teachers, two explorers that take new weights between turns: ten updates.
+
+    Each actor dies once by SIGKILL, one after each update; no turn is lost, none is trained twice, the ledger is whole.
+    """
+    del cluster
+    if engine == "vllm":
+        pytest.importorskip("vllm", reason="for want of vLLM: .venv-vllm with Ray in it runs this")
+    learner = {"updates": 10, "checkpoint_every": 2, "max_wait_s": 120, "ranks": 2, "nodes": 2, "max_tokens": 400}
+    settings = config(
+        models,
+        clock="live",
+        cluster="ray",
+        learner=learner,
+        explorer={"processes": 2, "versions": "turn"},
+        evaluation={"every": 10, "tasks": 3},
+        student=MODELS[engine].get("student", {}),
+        teacher={**MODELS[engine].get("teacher", {}), "count": 2},
+    )
+    begin_run(settings, tmp_path / "run")
+    victims = ["learner", "store", "teacher", "explorer-0", "learner-1", "weights", "teacher-1", "explorer-1"]
+    nodes: dict[str, str] = {}
+
+    def kill(_record: UpdateRecord) -> None:
+        if victims:
+            victim = victims.pop(0)
+            worker = run.workers.get(victim)
+            actor = worker.actor if isinstance(worker, ActorWorker) else getattr(run, victim)
+            nodes[victim] = ray.get(actor.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id()))
+            os.kill(pid_of(actor), signal.SIGKILL)
+
+    listener = Listener(kill)
+    run = RayRun(settings, tmp_path / "run", observer=listener, wishes=Wishes())
+    run.run()
+    assert victims == []
+    assert nodes["learner"] != nodes["learner-1"]
+    restarts = {sentence.split()[1] for sentence in listener.sentences if "is started again" in sentence}
+    assert {"teacher", "teacher-1", "explorer-0", "explorer-1"} <= restarts
+    assert restarts & {"learner", "learner-1"}
+    assert [record.update for record in listener.updates] == list(range(10))
+    trained = trained_keys(tmp_path / "run", updates=10)
+    _, account, rates = outcome(tmp_path / "run")
+    assert len(trained) == len(set(trained)) == account[1]
+    assert sorted(rates) == [0, 10]
+    newest = numbered_folders(tmp_path / "run" / "checkpoints")[-1]
+    assert (newest / "weights.safetensors").exists()  # each machine has one rank, and that has all weights
 
 
 @pytest.mark.slow

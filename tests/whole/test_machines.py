@@ -105,6 +105,17 @@ def test_every_setting_of_the_paper_fits_on_every_machine_with_gpus(setting: str
     assert config.all_gpus == 8 * config.machine.nodes
 
 
+def test_ranks_on_two_machines_have_the_memory_of_those_of_one() -> None:
+    """Eight on each of two machines: each of them holds as much as one of eight on one machine."""
+    wide = ["learner.nodes=2", "learner.ranks=16", "learner.address=10.0.0.1", "explorer.processes=8"]
+    spread = paper("webshop-7b", *wide, machine="4x8xh100")
+    assert problems(spread) == []
+    facts = PUBLISHED["Qwen2.5-7B-Instruct"]
+    one = paper("webshop-7b", machine="4x8xh100")
+    needs = [memory_by_actor(config, facts, [facts], longest=9000)["learner"] for config in (spread, one)]
+    assert needs[0] == needs[1]
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_no_setting_of_the_paper_fits_on_a_laptop(setting: str) -> None:
     [sentence] = problems(paper(setting, machine="laptop"))
@@ -118,6 +129,9 @@ def test_no_setting_of_the_paper_fits_on_a_laptop(setting: str) -> None:
         (["explorer.processes=5"], "GPUs: the run wants 9 GPUs (learner 1 × 2, teacher 1 × 2, explorer 1 × 5), and "
          "machine 8xh100 has 8"),
         (["learner.ranks=9", "machine.nodes=9"], "GPUs: the ranks of the learner are on one machine and want 9"),
+        (["learner.nodes=2"], "machines: the ranks of the learner are to be on 2 (learner.nodes), and machine 8xh100"),
+        (["learner.nodes=2", "machine.nodes=2"], "address: the ranks of the learner are on 2 machines, each "
+         "of which has 127.0.0.1 for itself; set learner.address"),
         (["machine.gpu_memory_gb=20"], "memory: each teacher needs about 24 GB, and its GPUs on machine 8xh100 have"),
         (["gpus.teacher=0.25"], "memory: each teacher needs about 24 GB, and its GPUs on machine 8xh100 have 20 GB"),
         (["learner.activations=keep"], "memory: each learner needs about "),

@@ -1,5 +1,6 @@
 """Does a run fit on the machine that its configuration names? Each role against the memory of its GPUs, GPUs in all."""
 
+from ipaddress import IPv4Address
 from math import ceil
 
 from divopd.config import Config
@@ -53,6 +54,10 @@ def _lacking_gpus(config: Config) -> list[str]:
     elif config.learner.nodes > machine.nodes:
         sentences.append(f"machines: the ranks of the learner are to be on {config.learner.nodes} (learner.nodes), and "
                          f"{name} has {machine.nodes}")  # fmt: skip
+    elif config.learner.nodes > 1 and IPv4Address(config.learner.address).is_loopback:
+        sentences.append(f"address: the ranks of the learner are on {config.learner.nodes} machines, each of which has "
+                         f"{config.learner.address} for itself; set learner.address to the first one's on their "
+                         "network")  # fmt: skip
     elif not config.cluster and not there and {config.student.device, config.teacher.device} != {"cpu"}:
         sentences.append(f"GPUs: a model is to be on cuda, and {name} has no GPU; name another machine")
     return sentences
