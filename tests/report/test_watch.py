@@ -320,6 +320,7 @@ def test_every_view_of_a_folder_opens(client: Client) -> None:
         assert page.locator("main img, main b, main script").count() == 0
 
 
+@pytest.mark.slow  # a run beside the page; test_a_live_page_says_what_each_role_does is cheaper
 @pytest.mark.browser
 def test_a_run_is_seen_going_on(models: Path, tmp_path: Path) -> None:
     """`divopd train` and `divopd watch` as processes: the open page counts on by itself."""
