@@ -10,6 +10,7 @@ import importlib.util
 import os
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -20,11 +21,13 @@ from typing import Any, Literal
 from divopd.environments.checked import CheckedEnvironment, guarded, has_lone_surrogate
 from divopd.environments.environment import Environment
 from divopd.environments.expert import Expert
+from divopd.environments.limited import limited
 from divopd.errors import InputError
 from divopd.printable import one_line
 
 MOST_TASKS = 1_000_000  # of a split of a user's class
 MOST_NAME = 10_000  # characters of the name of a task
+LOADING_S = 360.0  # of importing a user's file, or of listing its tasks: as long as a reset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +209,17 @@ class OpenEnv:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """A user's class, as `FILE.py:CLASS` or `MODULE:CLASS`; static methods `expert()` and `kind(task)` are optional."""
+    """A user's class, as `FILE.py:CLASS` or `MODULE:CLASS`; static methods `expert()` and `kind(task)` are optional.
+
+    `loading_s`: how long its import, `tasks`, `kind` and `expert` may each take; the command's own process runs them.
+    """
 
     path: str
+    loading_s: float = LOADING_S
 
     def tasks(self, split: str) -> list[str]:
         listed = self._part("tasks")
-        names = guarded(f"{self.path}: tasks({split!r})", lambda: list(islice(listed(split), MOST_TASKS + 1)))
+        names = self._call(f"tasks({split!r})", lambda: list(islice(listed(split), MOST_TASKS + 1)))
         if len(names) > MOST_TASKS:
             raise InputError(f"{self.path}: tasks({split!r}) has more than {MOST_TASKS:,} names; expected fewer")
         if wrong := [name for name in names if not isinstance(name, str)]:
@@ -228,21 +235,30 @@ class Own:
         return names
 
     def kind(self, task: str) -> str:
-        tell = getattr(_own_class(self.path), "kind", kind_in_name)
-        kind = guarded(f"{self.path}: kind({task!r})", lambda: tell(task))
+        tell = getattr(self._class(), "kind", kind_in_name)
+        kind = self._call(f"kind({task!r})", lambda: tell(task))
         if not isinstance(kind, str) or has_lone_surrogate(kind):
             raise InputError(f"{self.path}: kind({task!r}) is {kind!a}; expected a string")
         return kind
 
     def environment(self) -> Environment:
-        own = _own_class(self.path)
+        own = self._class()
         return CheckedEnvironment(guarded(f"environment {own.__name__}()", own))
 
     def expert(self, environment: Environment) -> Expert:
-        return guarded(f"{self.path}: expert()", self._part("expert"))
+        return self._call("expert()", self._part("expert"))
+
+    def _class(self) -> Any:
+        with limited(f"environment {self.path}: importing it", seconds=self.loading_s):
+            return _own_class(self.path)
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        where = f"{self.path}: {what}"
+        with limited(where, seconds=self.loading_s):
+            return guarded(where, call)
 
     def _part(self, name: str) -> Any:
-        part = getattr(_own_class(self.path), name, None)
+        part = getattr(self._class(), name, None)
         if part is None:
             raise InputError(f"{self.path} has no static method {name!r}; see examples/counting_room")
         return part
