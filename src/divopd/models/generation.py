@@ -14,7 +14,8 @@ from divopd.models.attention import KeyValues
 from divopd.models.logprobs import at_least_float32, hidden_states, log_softmax
 from divopd.models.policy import Response
 
-PATIENCE = 4  # tokens: the longest that a new prompt waits for others, to be read with them
+SMALL = 2**24  # weights of a model whose passes cost what their calls cost, hardly what they compute
+PATIENCE = 4  # tokens: the longest that a new prompt of a small model waits for others, to be read with them
 
 
 @dataclass(eq=False)
@@ -48,6 +49,8 @@ class Generator:
         self._weights: list[tuple[int, int]] = []
         self._fresh: list[_UnderWay] = []  # whose prompts are not read, or not to their ends
         self._going: list[_UnderWay] = []
+        small = sum(parameter.numel() for parameter in model.parameters()) < SMALL
+        self._patience = PATIENCE if small else 0
         self._waited = 0  # steps in which a new prompt waited for others
 
     def respond(
@@ -81,7 +84,8 @@ class Generator:
         """Write one token of every response under way; those that ended with it, by their keys.
 
         New prompts are read in the same pass, `read_at_once` tokens of them: nobody waits for another's prompt. They
-        wait a few steps for more of them, because a pass that reads costs more than one that only writes.
+        wait a few steps for more of them if the model is small: there a pass that reads costs more than one that only
+        writes. A larger model's passes are too dear for that.
         """
         if not self.pending:
             return []
@@ -133,13 +137,13 @@ class Generator:
         begun = [one for one, whole in zip(fresh, read, strict=True) if whole]
         self._fresh = [one for one, whole in zip(fresh, read, strict=True) if not whole] + later
         if not later:  # what is read in parts has waited
-            self._waited = PATIENCE if self._fresh else 0
+            self._waited = self._patience if self._fresh else 0
         at = torch.from_numpy(np.append(np.arange(len(last)), ends[read])).to(hidden.device)
         return self._going + begun, self._logits(hidden[at] if pieces else hidden)
 
     def _wait_for_more(self) -> bool:
         """Whether new prompts wait: there are fewer than half as many as responses under way, and not for long."""
-        if not self._fresh or 2 * len(self._fresh) >= len(self._going) or self._waited == PATIENCE:
+        if not self._fresh or 2 * len(self._fresh) >= len(self._going) or self._waited == self._patience:
             return False
         self._waited += 1
         return True
