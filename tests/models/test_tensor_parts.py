@@ -13,7 +13,7 @@ from torch import Tensor  # noqa: E402
 
 from divopd.errors import CheckpointError  # noqa: E402
 from divopd.run.durable_folder import verify, write_hashed_folder  # noqa: E402
-from divopd.run.tensor_parts import Part, count_parts, opened, part_files  # noqa: E402
+from divopd.run.tensor_parts import Part, copied_part, count_parts, opened, part_files  # noqa: E402
 from divopd.run.writing import (  # noqa: E402
     PARTS,
     Writing,
@@ -59,6 +59,17 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, writers
                 part = Part(number, readers)
                 expected = held(part, whole)["weights"][name]
                 assert torch.equal(files.rows(name, part.rows(len(tensor))), expected)
+
+
+def test_a_part_is_a_copy() -> None:
+    """The next update changes the model while the thread still writes."""
+    whole = tensors()
+    copies = copied_part(whole, Part(0, 1))
+    for tensor in whole.values():
+        tensor.zero_()
+    for name, tensor in tensors().items():
+        assert torch.equal(copies[name], tensor)
+    assert copied_part(whole, Part(1, 2)) == {}
 
 
 def write_together(folder: Path, number: int, seed: int) -> None:
