@@ -5,7 +5,7 @@ cleared. Ray would run its workers at nice 15; here they are not.
 """
 
 import os
-import tempfile
+from tempfile import TemporaryDirectory
 
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so Ray spells it
 import ray
@@ -30,8 +30,6 @@ def about() -> dict:
 
 def begin(prompt: int, response: int, turns: int) -> None:
     if not state["begun"]:
-        folder = tempfile.mkdtemp(prefix="tq-", dir="/tmp")
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
         state["client"] = tq.get_client()
     state["begun"] += 1
@@ -67,7 +65,9 @@ def _take(size: int) -> None:
     client.clear_samples(meta)
 
 
-try:
-    answer({"about": about, "begin": begin, "put": put, "take": take})
-finally:
-    ray.shutdown()
+with TemporaryDirectory(prefix="ray") as folder:
+    ray.init(address="local", include_dashboard=False, num_cpus=4, _temp_dir=folder, log_to_driver=False)
+    try:
+        answer({"about": about, "begin": begin, "put": put, "take": take})
+    finally:
+        ray.shutdown()

@@ -36,6 +36,7 @@ class Peer:
 PEERS = (
     Peer("store", "reverb", "dm-reverb 0.14.0", ".venv-reverb", "reverb_peer.py"),
     Peer("store", "transfer-queue", "TransferQueue 0.1.11", ".venv-transfer-queue", "transfer_queue_peer.py"),
+    Peer("store", "trinity", "trinity-rft 0.6.0", ".venv-trinity", "trinity_peer.py"),
 )
 
 
