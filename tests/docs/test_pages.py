@@ -15,7 +15,7 @@ from divopd.cli import COMMANDS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # the other pages are made by programs or have no code: of these, commands and options are looked up
-OURS = ("../README.md", "index.md", "cluster.md", "scale.md", "concepts", "tutorials", "howto", "decisions")
+OURS = ("../README.md", "index.md", "cluster.md", "scale.md", "speed.md", "concepts", "tutorials", "howto", "decisions")
 PAGES = sorted(path for one in OURS for path in ((DOCS / one).rglob("*.md") if (DOCS / one).is_dir() else [DOCS / one]))
 SERVER = "127.0.0.1:8000"  # where pages have a teacher
 IN_FOLDER = ("configs", "examples")  # a reader is at the root of a clone
