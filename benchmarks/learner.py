@@ -1,156 +1,190 @@
-"""One update against padded training row by row: rows per second and peak memory, on the same batches.
+"""One update against the best short way: processor seconds and peak memory, on the same batches.
 
-The batches are composed by `vanilla` and by `divopd` from 15-turn rollouts with full history. The reference pads rows
-into micro-batches of the same token budget and takes log probabilities from the model's own logits of all positions;
-like ours it reads each row once per update. The model has the proportions of a small Qwen3 (a quarter of its weights
-are the vocabulary's). Seconds are processor seconds of one thread, so that other work on the machine does not count;
-memory is the growth of a fresh process during one update.
+The short way is what a good engineer writes: one whole rollout at a time with the model's own forward pass, the head at
+scored positions only, torch's fused AdamW. Row per turn is what most systems do: rows padded into micro-batches of the
+same token budget, the logits of all positions. All three have the same gradient, which is checked. Batches are composed
+by `vanilla` and by `divopd` from 15-turn rollouts with full history; 60 of the tokens are instructions that all share.
+With --peer trl: its IW-OPD with γ = 0. One thread; rounds alternate; memory is the growth of a fresh process during one
+update.
 """
 
 import json
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from divopd import Pool, Row, Turn
+from divopd import Turn
+from divopd.experiments.peers import Peer, PeerProcess, Times, interleaved, ratio, timed
+from divopd.experiments.speed_work import SMALL, SMOLLM2, compose, make_model, unique_tokens
 from divopd.learner.torch_learner import TorchLearner
-from divopd.models.generation import shared_prefixes
 from divopd.models.optimization import Optimization
 from divopd.models.packing import make_row, merge_rows
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.trees import grow_trees
 
-MAX_TOKENS, VOCABULARY = 4096, 4096
-SIDES = ("ours", "padded")
+MAX_TOKENS = 4096
 
 
-class Sizes(NamedTuple):
-    methods: tuple[str, ...]
+class Work(NamedTuple):
+    shape: str  # of the model
+    method: str
     turns: int  # of a rollout
     batch: int
     rounds: int
+    sides: tuple[str, ...]
 
 
-FULL = Sizes(methods=("vanilla", "divopd"), turns=15, batch=32, rounds=2)
-QUICK = Sizes(methods=("divopd",), turns=3, batch=4, rounds=1)
+class Sizes(NamedTuple):
+    works: tuple[Work, ...]
+
+
+SIDES = ("ours", "short_way", "row_per_turn")
+FULL = Sizes(
+    (
+        Work(SMALL, "vanilla", turns=15, batch=32, rounds=2, sides=SIDES),
+        Work(SMALL, "divopd", turns=15, batch=32, rounds=2, sides=SIDES),
+        Work(SMOLLM2, "divopd", turns=15, batch=6, rounds=1, sides=SIDES[:2]),
+    )
+)
+QUICK = Sizes((Work(SMALL, "divopd", turns=3, batch=4, rounds=1, sides=SIDES),))
 
 
 def run(sizes: Sizes) -> dict:
     torch.set_num_threads(1)
-    methods = {
-        method: _compare(compose(method, turns=sizes.turns, batch=sizes.batch), rounds=sizes.rounds)
-        for method in sizes.methods
-    }
-    for method, figures in methods.items():
-        figures["memory_mb"] = {side: _memory_mb(side, method, sizes) for side in SIDES}
-        figures["memory_share"] = figures["memory_mb"]["ours"] / figures["memory_mb"]["padded"]
+    works = {f"{work.shape}, {work.method}": _compare(work) for work in sizes.works}
+    last = list(works.values())[-1]
     return {
         "bench": "learner",
-        "ratio": min(figures["ratio"] for figures in methods.values()),
-        "unit": "rows/s",
-        "ours": methods["divopd"]["rows_per_s"]["ours"],
-        "reference": methods["divopd"]["rows_per_s"]["padded"],
-        "detail": methods,
+        "ratio": min(figures["ratio"] for figures in works.values()),
+        "unit": "processor seconds of an update, against one whole rollout at a time",
+        "ours": last["ours"]["processor_s"],
+        "reference": last["short_way"]["processor_s"],
+        "detail": works,
     }
 
 
-def _compare(turns: list[Turn], *, rounds: int) -> dict:
-    seconds = {side: [] for side in SIDES}
-    norms = {}
-    for _ in range(rounds):
-        for side in SIDES:
-            update = make_update(side)
-            start = time.process_time()
-            norms[side] = update(turns)
-            seconds[side].append(time.process_time() - start)
-    assert abs(norms["ours"] / norms["padded"] - 1) < 1e-4, f"the two gradients differ: {norms}"
-    best = {side: min(times) for side, times in seconds.items()}
-    tokens, unique = sum(turn.tokens for turn in turns), unique_tokens(turns)
-    computed = sum(s.tokens for s in merge_rows([make_row(turn.prompt_ids, turn.response_ids) for turn in turns]))
+def run_beside(peer: Peer, process: PeerProcess, sizes: Sizes) -> dict:
+    """Against the real package, with the same weights, one thread each: the better of its ways counts."""
+    torch.set_num_threads(1)
+    works = {
+        f"{work.shape}, {work.method}, {way}": _beside(work, way, peer, process)
+        for work in sizes.works
+        if work.method == "divopd"
+        for way in (("rollouts", "rows") if work.shape == SMALL else ("rollouts",))
+    }
+    least = min(works.values(), key=lambda figures: figures["ratio"])
     return {
-        "ratio": best["padded"] / best["ours"],  # above the limit: padding, logits of prompts and attention count too
-        "rows_per_s": {side: len(turns) / best[side] for side in SIDES},
-        "rollouts": len({turn.rollout for turn in turns}),
-        "limit_all_tokens_by_unique_tokens": tokens / unique,
-        "all_tokens_by_computed_tokens": tokens / computed,
-        "share_of_limit": unique / computed,
+        "bench": "learner",
+        "ratio": least["ratio"],
+        "unit": "processor seconds of an update, the smallest ratio",
+        "ours": least["ours"]["processor_s"],
+        "reference": least[peer.name]["processor_s"],
+        "detail": {"peer": peer.package, **process.ask("about"), **works},
     }
 
 
-# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _beside(work: Work, way: str, peer: Peer, process: PeerProcess) -> dict[str, Any]:
+    turns, norms = compose(work.method, turns=work.turns, batch=work.batch), list[float]()
+    asked = [
+        {
+            "rollout": turn.rollout,
+            "ids": [*turn.prompt_ids, *turn.response_ids],
+            "start": len(turn.prompt_ids),
+            "teacher": turn.teacher_logprobs,
+        }
+        for turn in turns
+    ]
+    update = make_update("ours", work.shape)
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(work.shape).save_pretrained(folder)
+        process.ask("begin", model=folder, way=way, max_tokens=MAX_TOKENS)
+    sides = {
+        "ours": lambda: timed(lambda: norms.append(update(turns))),
+        peer.name: lambda: process.times("update", turns=asked),
+    }
+    taken = interleaved(sides, rounds=work.rounds)
+    told = process.ask("told")
+    assert abs(told["norm"] / norms[-1] - 1) < 1e-3, f"the gradients differ: {told}, {norms}"
+    return {"ratio": ratio(taken, ours="ours", theirs=peer.name), **taken, "norms": [norms[-1], told["norm"]]}
 
 
-def compose(method: str, *, turns: int, batch: int) -> list[Turn]:
-    """The batch that a method takes from a queue of rollouts with so many turns."""
-    pool = Pool(method, batch_size=batch)
-    queue = [turn for number in range(4 * batch // turns + 1) for turn in rollout(number, turns)]
-    pool.put(map(Row.of, queue))
-    return [row.payload for row in pool.compose(update=0, allow_short=True).rows]
+def _compare(work: Work) -> dict[str, Any]:
+    turns = compose(work.method, turns=work.turns, batch=work.batch)
+    updates = {side: make_update(side, work.shape) for side in work.sides}
+    norms: dict[str, list[float]] = {side: [] for side in work.sides}
+
+    def round_of(side: str) -> Callable[[], Times]:
+        return lambda: timed(lambda: norms[side].append(updates[side](turns)))
+
+    taken = interleaved({side: round_of(side) for side in work.sides}, rounds=work.rounds)
+    for side in work.sides:
+        assert abs(norms[side][0] / norms["ours"][0] - 1) < 1e-4, f"the gradients differ: {norms}"
+    memory = {side: _memory_mb(side, work) for side in work.sides}
+    rows = [make_row(turn.prompt_ids, turn.response_ids) for turn in turns]
+    computed = sum(tree.tokens_below for tree in grow_trees(merge_rows(rows), rows))
+    return {
+        "ratio": ratio(taken, ours="ours", theirs="short_way"),
+        **{f"{side}_by_ours": ratio(taken, ours="ours", theirs=side) for side in work.sides[2:]},
+        **taken,
+        "memory_mb": memory,
+        "memory_share": memory["ours"] / memory["short_way"],
+        "rows": len(turns),
+        "rollouts": len({turn.rollout for turn in turns}),
+        "gradient_norm": norms["ours"][0],
+        "tokens": {
+            "row_per_turn": sum(turn.tokens for turn in turns),
+            "short_way": sum(sequence.tokens for sequence in merge_rows(rows)),
+            "ours": computed,
+            "least": unique_tokens(turns),
+        },
+    }
 
 
-def rollout(number: int, count: int) -> list[Turn]:
-    """Instructions that all rollouts share, a task, then an observation and a response a turn."""
-    rng = np.random.default_rng(number)
-    context = [*range(100, 160), *rng.integers(4, VOCABULARY, 40).tolist()]
-    turns = []
-    for index in range(count):
-        context = [*context, *rng.integers(4, VOCABULARY, 36).tolist()]
-        response = rng.integers(4, VOCABULARY, 24).tolist()
-        student, teacher = (-rng.exponential(1.0, 24) for _ in range(2))
-        turns.append(
-            Turn(
-                f"r{number:03d}",
-                index,
-                task=f"t{number}",
-                version=0,
-                prompt_ids=context,
-                response_ids=response,
-                student_logprobs=student.tolist(),
-                teacher_logprobs=teacher.tolist(),
-                action_mask=[1] * 24,
-            )
-        )
-        context = [*context, *response]
-    return turns
+# ── the sides: each makes an update of a new model and returns the gradient's norm ────────────────────────────────
 
 
-def unique_tokens(turns: list[Turn]) -> int:
-    """Tokens in the batch when every shared beginning is counted once: no exact method computes fewer."""
-    rows = sorted([*turn.prompt_ids, *turn.response_ids] for turn in turns)
-    shared = [int(shared_prefixes([np.array(a)], [np.array(b)])[0, 0]) for a, b in pairwise(rows)]
-    return sum(map(len, rows)) - sum(shared)
+def make_update(side: str, shape: str) -> Callable[[list[Turn]], float]:
+    model = make_model(shape)
+    if side == "ours":
+        learner = TorchLearner(TransformersPolicy(model), Optimization(max_tokens=MAX_TOKENS))
+        return lambda turns: learner.update(turns).gradient_norm
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
+    update = short_update if side == "short_way" else padded_update
+    return lambda turns: update(model.train(), optimizer, turns)
 
 
-# ── the two sides: each makes an update of a new model and returns the gradient's norm ────────────────────────────
+def short_update(model: Any, optimizer: torch.optim.Optimizer, turns: list[Turn]) -> float:
+    """One whole rollout at a time, the head at scored positions only."""
+    for longest, members in whole_rollouts(turns):
+        ids = torch.tensor([*longest.prompt_ids, *longest.response_ids])
+        at = torch.cat([torch.arange(len(turn.prompt_ids), turn.tokens) for turn in members])
+        teacher = torch.cat([torch.tensor(turn.teacher_logprobs) for turn in members])
+        weight = torch.cat([torch.full((len(t.response_ids),), 1 / len(t.response_ids)) for t in members]) / len(turns)
+        hidden = model.model(input_ids=ids[None, :-1], use_cache=False).last_hidden_state[0, at - 1]
+        logprobs = model.lm_head(hidden).log_softmax(-1).gather(-1, ids[at, None])[:, 0]
+        advantage = teacher - logprobs.detach()
+        (-(weight * advantage * torch.exp(logprobs - logprobs.detach())).sum()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(norm)
 
 
-def make_update(side: str) -> Callable[[list[Turn]], float]:
-    model = make_model()
-    if side == "padded":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
-        return lambda turns: padded_update(model.train(), optimizer, turns)
-    learner = TorchLearner(TransformersPolicy(model), Optimization(max_tokens=MAX_TOKENS))
-    return lambda turns: learner.update(turns).gradient_norm
+def whole_rollouts(turns: list[Turn]) -> list[tuple[Turn, list[Turn]]]:
+    """Every rollout of the batch: its last turn here, which holds the others in its prompt, and all of its turns."""
+    by_rollout: dict[str, list[Turn]] = {}
+    for turn in turns:
+        by_rollout.setdefault(turn.rollout, []).append(turn)
+    return [(max(members, key=lambda turn: turn.turn), members) for members in by_rollout.values()]
 
 
-def make_model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=352, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config)
-
-
-def padded_update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, turns: list[Turn]) -> float:
-    """The plain way: pad, take all logits, gather the response's."""
+def padded_update(model: Any, optimizer: torch.optim.Optimizer, turns: list[Turn]) -> float:
+    """A row per turn: pad, take all logits, gather the response's."""
     for rows in padded_micro_batches(turns):
         longest = max(turn.tokens for turn in rows)
         ids = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -168,6 +202,7 @@ def padded_update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, tur
         (row_losses.sum() / len(turns)).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    optimizer.zero_grad()
     return float(norm)
 
 
@@ -186,16 +221,16 @@ def padded_micro_batches(turns: list[Turn]) -> list[list[Turn]]:
 # ── memory, in processes of their own ─────────────────────────────────────────────────────────────────────────────
 
 
-def _memory_mb(side: str, method: str, sizes: Sizes) -> float:
-    command = [sys.executable, __file__, side, method, str(sizes.turns), str(sizes.batch)]
+def _memory_mb(side: str, work: Work) -> float:
+    command = [sys.executable, __file__, side, work.shape, work.method, str(work.turns), str(work.batch)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def _growth_mb(side: str, method: str, *, turns: int, batch: int) -> float:
+def _growth_mb(side: str, shape: str, method: str, *, turns: int, batch: int) -> float:
     torch.set_num_threads(1)
     composed = compose(method, turns=turns, batch=batch)
-    update = make_update(side)
+    update = make_update(side, shape)
     before = _peak_mb()
     update(composed)
     return _peak_mb() - before
@@ -208,5 +243,5 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    _, side_, method_, turns_, batch_ = sys.argv
-    print(json.dumps(_growth_mb(side_, method_, turns=int(turns_), batch=int(batch_))))
+    _, side_, shape_, method_, turns_, batch_ = sys.argv
+    print(json.dumps(_growth_mb(side_, shape_, method_, turns=int(turns_), batch=int(batch_))))

@@ -68,12 +68,13 @@ class UpdateFigures:
     learner_kl_per_token: float  # student minus teacher at the learner's own weights, right before the update
     gradient_norm: float  # before clipping
     logprob_gap: LogprobGap | None  # None if there is no valid token
-    seconds: dict[str, float]  # by stage: pack, forward, backward, step
+    seconds: dict[str, float]  # wall seconds by stage: pack, forward, backward, step
     masked_tokens: int = 0  # response tokens that the teacher does not know (teacher_mask is 0)
     # None, here and in every record below: it was written before there was such a figure
     clipped_norm: float | None = None  # of the gradient, after clipping
     lr: float | None = None  # the learning rate of this update
     memory_bytes: int | None = None  # the most that the learner has held so far: on its GPU, else its whole process
+    processor_s: dict[str, float] | None = None  # by stage, of all threads: what others do on the machine is not in it
 
     def warning(self, *, update: int) -> str | None:
         """What to tell of tokens that the student should not have been able to sample."""
@@ -320,6 +321,7 @@ CHECKS: dict[Any, Callable[[Any, str], Any]] = {
     dict[str, float]: _numbers,
     int | None: _or_none(_whole),
     float | None: _or_none(_number),
+    dict[str, float] | None: _or_none(_numbers),
     dict[str, int] | None: _or_none(_counts),
     dict[str, Answers] | None: _or_none(_answers),
 }

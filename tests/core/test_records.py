@@ -22,9 +22,9 @@ from divopd.records import (
 from doubles.small_records import make_evaluation_record, make_update_record
 
 Path = tuple[str, ...]
-BY_NAME = ("seconds", "by_kind", "invalid_by_reason", "answers")  # objects whose keys are free
+BY_NAME = ("seconds", "processor_s", "by_kind", "invalid_by_reason", "answers")  # objects whose keys are free
 NEWER = {("drained",), ("pending",), ("invalid_by_reason",), ("answers",)} | {
-    ("learner", name) for name in ("clipped_norm", "lr", "memory_bytes")
+    ("learner", name) for name in ("clipped_norm", "lr", "memory_bytes", "processor_s")
 }
 MAY_BE_NULL = {("learner",), ("learner", "logprob_gap"), *NEWER}
 MAY_BE_MISSING = NEWER  # records of earlier versions do not have them
@@ -95,7 +95,7 @@ def test_records_without_newer_figures_are_read() -> None:
     for path in NEWER - {("answers",)}:
         del inside(data, path)[path[-1]]
     assert whole.learner is not None
-    learner = replace(whole.learner, clipped_norm=None, lr=None, memory_bytes=None)
+    learner = replace(whole.learner, clipped_norm=None, lr=None, memory_bytes=None, processor_s=None)
     queue = replace(whole.queue, drained=None, pending=None, invalid_by_reason=None)
     assert decode_update(data) == replace(whole, learner=learner, queue=queue)
     evaluation = small("evaluation")

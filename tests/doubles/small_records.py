@@ -35,6 +35,7 @@ def make_update_record(update: int, *, loss: float = 0.5, turns_put: int = 9) ->
             clipped_norm=1.0,
             lr=1e-3,
             memory_bytes=10**9,
+            processor_s={"forward": 0.2, "backward": 0.4},
         ),
         queue=QueueFigures(3, turns_put, 1, 0, 0, 1, 3, 0, 8, pending=2, invalid_by_reason={"no_tokens": 1}),
         spent=Spent(100, 1000, 640, 320, 8.0 * (update + 1)),

@@ -288,7 +288,9 @@ def records(folder: Path) -> list[UpdateRecord]:
     with Store.open_read_only(folder) as store:
         found = [(record, record.learner) for record in store.update_records().values()]
     return [
-        replace(record, learner=replace(figures, seconds={}, memory_bytes=None)) for record, figures in found if figures
+        replace(record, learner=replace(figures, seconds={}, processor_s=None, memory_bytes=None))
+        for record, figures in found
+        if figures
     ]
 
 

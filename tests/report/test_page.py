@@ -46,6 +46,7 @@ def changed(record: UpdateRecord, *, factor: float) -> UpdateRecord:
         clipped_norm=0.5 * size,
         lr=1e-3 * size,
         memory_bytes=int(1e9 * size),
+        processor_s={"forward": 0.1 * size, "step": 0.2 * size},
         logprob_gap=replace(record.learner.logprob_gap, mean=1e-4 * size),
     )
     return replace(record, learner=learner, batch=replace(record.batch, kl_per_token=0.03 * size))
@@ -188,6 +189,7 @@ def test_training_shows_each_figure_of_each_update(page: Any, runs: list[Path], 
         "Explorers: tokens per second": 10.0,
         "Teacher: tokens per second": 100.0,
         "Memory of the learner (GB)": (record.learner.memory_bytes or 0) / 1e9,
+        "Processor seconds of an update": sum((record.learner.processor_s or {}).values()),
     }
     over = {
         "trained_tokens": record.spent.trained_tokens,

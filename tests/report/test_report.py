@@ -159,6 +159,7 @@ def test_columns_of_updates_are_those_of_the_records(folders: list[Path]) -> Non
     assert columns["lr"] == [1e-3] * len(records)
     assert columns["clipped_norm"] == [1.0] * len(records)
     assert columns["memory_bytes"] == [10**9] * len(records)
+    assert columns["processor_s"] == pytest.approx([0.6] * len(records))
     assert columns["gap_mean"] == [2e-6] * len(records)
     assert columns["pending"] == [record.queue.pending for record in records.values()]
     trained = [record.spent.trained_tokens for record in records.values()]
@@ -174,7 +175,7 @@ def test_a_page_of_before_these_figures_opens(tmp_path: Path) -> None:
     with StoreViews.open(run) as store:
         for update, record in store.update_records().items():
             old = encode_update(record)
-            for name in ("clipped_norm", "lr", "memory_bytes"):
+            for name in ("clipped_norm", "lr", "memory_bytes", "processor_s"):
                 del old["learner"][name]
             del old["pending"], old["invalid_by_reason"]
             replace_record(run, "update", update, old)

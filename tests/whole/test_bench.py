@@ -17,6 +17,7 @@ KEYS = ("bench", "ratio", "unit", "ours", "reference", "detail")
 # packages that a benchmark compares with or is about; what is not listed needs the core alone
 PACKAGES = {
     "explorer": ("torch", "transformers"),
+    "generation": ("torch", "transformers"),
     "learner": ("torch", "transformers"),
     "memory": ("torch", "transformers"),
     "slots": ("torch", "transformers"),

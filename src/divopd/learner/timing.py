@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Protocol
 
 import torch
@@ -21,23 +21,26 @@ class Mark(Protocol):
 
 
 class Clock:
-    """Adds up seconds by stage. A device is marked on its way, and waited for once, when seconds are asked for."""
+    """Adds up wall and processor seconds by stage.
+
+    A device is marked on its way, and waited for once, when wall seconds are asked for.
+    """
 
     def __init__(self, device: torch.device, *, mark: Callable[[], Mark] | None = None) -> None:
         self._mark = mark or (_mark if device.type == "cuda" else None)
         self._spans: list[tuple[str, float]] = []
         self._marks: list[tuple[str, Mark, Mark]] = []
+        self.processor_s: dict[str, float] = {}  # of all threads of this process
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        if self._mark is None:
-            start = perf_counter()
-            yield
-            self._spans.append((name, perf_counter() - start))
-            return
-        begun = self._mark()
+        start, spent, begun = perf_counter(), process_time(), self._mark and self._mark()
         yield
-        self._marks.append((name, begun, self._mark()))
+        self.processor_s[name] = self.processor_s.get(name, 0.0) + process_time() - spent
+        if self._mark is None or begun is None:
+            self._spans.append((name, perf_counter() - start))
+        else:
+            self._marks.append((name, begun, self._mark()))
 
     @property
     def seconds(self) -> dict[str, float]:

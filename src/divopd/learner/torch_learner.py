@@ -8,12 +8,11 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,18 +21,19 @@ from torch.distributed.tensor import DTensor
 
 from divopd.errors import DivopdError, InputError
 from divopd.learner import Weights
+from divopd.learner.sums import Sums, Target, target_of
 from divopd.learner.timing import Clock
-from divopd.models.logprobs import Scorer
-from divopd.models.objective import opd_loss, token_weights
+from divopd.models.attention import Read
+from divopd.models.logprobs import Scorer, at_least_float32
+from divopd.models.objective import token_weights
 from divopd.models.optimization import Optimization
-from divopd.models.packing import Row, make_row, merge_rows, micro_batches
-from divopd.models.packing import Sequence as TokenSequence
+from divopd.models.packing import merge_rows
 from divopd.models.transformers_policy import TransformersPolicy
+from divopd.models.trees import Node, passes, single_nodes
 from divopd.models.weights import Kinds, copied_weights, gathered_weights, streamed_kinds, streamed_weights
 from divopd.records import LogprobGap, UpdateFigures
 from divopd.run.checkpoints import Writing, begin_checkpoint, load_checkpoint
 from divopd.turns import Turn
-from divopd.validity import valid_mask, why_invalid
 
 
 class TorchLearner:
@@ -61,7 +61,8 @@ class TorchLearner:
             lr=settings.lr,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
-            fused=True if policy.device.type == "cuda" else None,  # or it holds another copy of what it steps
+            # one pass, and no copy of what it steps
+            fused=True if policy.device.type == "cuda" or (policy.device.type == "cpu" and self.ranks == 1) else None,
         )
         self.updates = 0  # made so far, those before a resume included: the learning rate may depend on it
 
@@ -78,6 +79,7 @@ class TorchLearner:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
+            torch.autograd.graph.increment_version(self.parameters)  # by which generation notices; fused steps do not
         self.updates += 1
         return replace(
             figures,
@@ -85,6 +87,7 @@ class TorchLearner:
             lr=lr,
             memory_bytes=most_memory(self.policy.device),
             seconds=figures.seconds | clock.seconds,
+            processor_s=(figures.processor_s or {}) | clock.processor_s,
         )
 
     def weights(self) -> Weights:
@@ -119,80 +122,82 @@ class TorchLearner:
             raise InputError("a batch needs at least one row; got none")
         clock = Clock(self.policy.device)
         with clock.stage("pack"):
-            targets = [_target(turn) for turn in turns]
+            targets = [target_of(turn) for turn in turns]
             valid = [len(target.row.scored) for target in targets]
-            sequences = merge_rows([target.row for target in targets])
+            rows = [target.row for target in targets]
+            sequences = merge_rows(rows)
             for sequence in sequences:  # here, on every rank: an error on one alone would leave the others waiting
                 self.policy.refuse_foreign_ids(sequence.ids)
+            # FSDP2 pairs each forward pass with the backward pass behind it; those of a tree lie inside one another
+            trees = self.policy.trees(sequences, rows) if self.ranks == 1 else single_nodes(sequences, rows)
         token_weight = token_weights(valid, [1.0] * len(turns) if weights is None else weights)
-        loss, kl, gap = self._accumulate(self._share(sequences), targets, token_weight, clock)
+        loss, kl, gap = self._accumulate(trees, targets, token_weight, clock)
         return UpdateFigures(
             rows=len(turns),
             dead_rows=valid.count(0),
             valid_tokens=sum(valid),
             tokens=sum(turn.tokens for turn in turns),
-            computed_tokens=sum(sequence.tokens for sequence in sequences),
+            computed_tokens=sum(tree.tokens_below for tree in trees),
             loss=loss,
             learner_kl_per_token=kl / max(sum(valid), 1),
             gradient_norm=self._norm(),
             logprob_gap=gap,
             seconds=clock.seconds,
+            processor_s=clock.processor_s,
             masked_tokens=sum(len(t.teacher_mask) - sum(t.teacher_mask) for t in turns if t.teacher_mask is not None),
         )
 
-    def _share(self, sequences: list[TokenSequence]) -> list[tuple[list[TokenSequence], float]]:
-        """This rank's micro-batches, each with the factor of its loss.
+    def _share(self, trees: list[Node], at_once: int) -> list[tuple[list[Node], float]]:
+        """This rank's inputs, each with the factor of its loss.
 
-        Ranks must take part equally often, so one without work repeats a micro-batch with factor 0. FSDP2 averages the
+        Ranks must take part equally often, so one without work repeats an input with factor 0. FSDP2 averages the
         gradients of the ranks where the objective wants their sum, hence the other factor.
         """
-        total = sum(sequence.tokens for sequence in sequences)
-        rounds = ceil(total / (self.ranks * self.optimization.max_tokens))
-        even = ceil(total / (self.ranks * max(rounds, 1)))
-        batches = micro_batches(sequences, even if self.ranks > 1 else self.optimization.max_tokens)
+        if self.ranks == 1:
+            return [(batch, 1.0) for batch in passes(trees, at_once)]
+        total = sum(tree.tokens for tree in trees)
+        rounds = ceil(total / (self.ranks * at_once))
+        batches = passes(trees, ceil(total / (self.ranks * max(rounds, 1))))
         idle = -len(batches) % self.ranks
         shares = [(batch, float(self.ranks)) for batch in batches] + [(batches[-1], 0.0) for _ in range(idle)]
         return shares[self.rank :: self.ranks]
 
     def _accumulate(
-        self,
-        batches: list[tuple[list[TokenSequence], float]],
-        targets: Sequence["Target"],
-        token_weight: Sequence[float],
-        clock: Clock,
+        self, trees: list[Node], targets: Sequence[Target], token_weight: Sequence[float], clock: Clock
     ) -> tuple[float, float, LogprobGap | None]:
         """Leave the gradient in the parameters; the loss, the summed student-minus-teacher log probability, the gap."""
-        device = self.policy.device
-        sums = torch.zeros(3, dtype=torch.float64, device=device)
-        largest = torch.zeros((), dtype=torch.float64, device=device)
-        newest = max((target.version for target in targets if len(target.row.scored)), default=0)
+        at_once = self.policy.tokens_at_once(trees, self.optimization.max_tokens)
+        sums = Sums(targets, token_weight, self.policy.device)
         self.optimizer.zero_grad()
         self.policy.scorer.train()
-        for batch, factor in batches:
-            spans = [span for sequence in batch for span in sequence.spans]
-            sizes, rows = [len(span.scored) for span in spans], [targets[span.row] for span in spans]
-            teacher = torch.from_numpy(np.concatenate([row.teacher for row in rows])).to(device)
-            sampled = torch.from_numpy(np.concatenate([row.student for row in rows])).to(device)
-            fresh = torch.from_numpy(np.repeat([row.version == newest for row in rows], sizes)).to(device)
-            weight = np.repeat([token_weight[span.row] for span in spans], sizes)
-            with clock.stage("forward"), self._autocast():
-                logprobs = self.policy.logprobs(batch)
-                teacher, weight = teacher.to(logprobs.dtype), torch.from_numpy(weight).to(logprobs)
-                loss = opd_loss(logprobs, teacher=teacher, weights=weight, beta=self.optimization.beta)
-            with clock.stage("backward"):
-                (factor * loss).backward()
-            if factor:
-                gaps = (logprobs.detach() - sampled).abs() * fresh
-                sums += torch.stack([loss.detach(), (logprobs.detach() - teacher).sum(), gaps.sum()])
-                largest = torch.maximum(largest, gaps.max())
+        for batch, factor in self._share(trees, at_once):
+            self._descend(batch, factor, [], at_once, sums, clock)
         self.policy.scorer.eval()
-        if self.ranks > 1:
-            dist.all_reduce(sums)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        loss_sum, kl_sum, gap_sum = sums.tolist()
-        tokens = sum(len(target.row.scored) for target in targets if target.version == newest)
-        gap = LogprobGap(newest, tokens, gap_sum / tokens, largest.item()) if tokens else None
-        return loss_sum, kl_sum, gap
+        return sums.gathered(self.ranks)
+
+    def _descend(
+        self, batch: list[Node], factor: float, earlier: list[Read], at_once: int, sums: Sums, clock: Clock
+    ) -> None:
+        """Add the gradient of siblings and of all below them.
+
+        What goes on from a node leaves the gradients of the node's keys and values, by which they go on into it: no
+        more is held at a time than one sequence needs.
+        """
+        with clock.stage("forward"), self._autocast():
+            logprobs, here = self.policy.logprobs(batch, earlier)
+            loss = sums.loss(batch, logprobs, beta=self.optimization.beta, counts=bool(factor))
+        leaves = {layer: (_leaf(keys), _leaf(values)) for layer, (keys, values) in here.items()}
+        for node in batch:
+            for below in passes(node.children, at_once):
+                self._descend(below, factor, [*earlier, leaves], at_once, sums, clock)
+        ends = [
+            (tensor, leaf.grad.to(tensor.dtype))
+            for layer, pair in here.items()
+            for tensor, leaf in zip(pair, leaves[layer], strict=True)
+            if leaf.grad is not None
+        ]
+        with clock.stage("backward"):
+            torch.autograd.backward([factor * loss, *(t for t, _ in ends)], [None, *(g for _, g in ends)])
 
     def _norm(self) -> float:
         for parameter in self.parameters:
@@ -208,22 +213,9 @@ class TorchLearner:
         return torch.autocast(self.policy.device.type, torch.bfloat16)
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
-    """A turn as the loss sees it: its row, and the log probabilities that it came with at the scored positions."""
-
-    row: Row
-    version: int
-    student: np.ndarray
-    teacher: np.ndarray
-
-
-def _target(turn: Turn) -> Target:
-    if why_invalid(turn) is not None:
-        return Target(make_row((), ()), turn.version, np.empty(0), np.empty(0))
-    row = make_row(turn.prompt_ids, turn.response_ids, valid_mask(turn))
-    both = np.asarray([turn.student_logprobs, turn.teacher_logprobs], dtype=np.float64)
-    return Target(row, turn.version, *both[:, row.scored - len(turn.prompt_ids)])
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, in which gradients gather in float32 at least."""
+    return at_least_float32(tensor.detach()).requires_grad_()
 
 
 def mesh_of(device: torch.device, ranks: int, *, nodes: int) -> DeviceMesh | None:

@@ -76,6 +76,38 @@ def flash_attention(query: Tensor) -> AtOnce | None:
     return varlen_attn if "enable_gqa" in signature(varlen_attn).parameters else None
 
 
+Read = dict[int, tuple[Tensor, Tensor]]  # keys and values of tokens that were read, by layer
+
+
+class Branches:
+    """Rows of the given lengths, each of which goes on, alone and causally, after the same earlier tokens.
+
+    `read` takes the keys and values of this pass, for what goes on from here.
+    """
+
+    def __init__(self, lengths: Sequence[int], earlier: Sequence[Read]) -> None:
+        self.lengths = list(lengths)
+        self.earlier = earlier
+        self.read: Read = {}
+        self._masks: Masks = {}
+
+    def attend(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None) -> Tensor:
+        query, key, value = qkv
+        self.read.setdefault(layer, (key, value))  # the first: activations may be computed again
+        before = [[part[layer][which].to(query.dtype) for part in self.earlier] for which in (0, 1)]
+        outputs = []
+        for q, k, v in zip(*(tensor.split(self.lengths, dim=1) for tensor in qkv), strict=True):
+            keys, values = (torch.cat([*past, new], dim=1) for past, new in zip(before, (k, v), strict=True))
+            new, end = q.shape[1], keys.shape[1]
+            if 2 * new > end and (window is None or end <= window):
+                # without a mask the half that nobody sees is not computed: that pays for queries that nobody wants
+                whole = torch.cat([q.new_zeros(q.shape[0], end - new, q.shape[2]), q], dim=1)
+                outputs.append(_causal(whole, keys, values, scale=scale, window=window)[:, end - new :])
+            else:
+                outputs.append(_causal(q, keys, values, scale=scale, window=window, masks=self._masks))
+        return torch.cat(outputs, dim=1)
+
+
 class KeyValues:
     """The keys and values of rows that grow while they are read and generated; they stay there between turns.
 
@@ -111,6 +143,13 @@ class KeyValues:
     def _zeros(self, like: Tensor) -> Tensor:
         """For rows × heads × tokens × width; zeros, because 0 · NaN, a masked position of empty memory, is NaN."""
         return like.new_zeros(len(self.lengths), like.shape[-3], self._room, like.shape[-1])
+
+    def copy(self, source: int, row: int, tokens: int) -> None:
+        """Let a row begin with the first so many tokens of another, as if it had read them itself."""
+        for buffers in self._layers.values():
+            for buffer in buffers:
+                buffer[row, :, :tokens] = buffer[source, :, :tokens]
+        self.lengths[row] = tokens
 
     def expect(self, rows: Sequence[int], new: Sequence[int], *, together: int) -> None:
         self.rows, self.new, self.together = list(rows), list(new), together

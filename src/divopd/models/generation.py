@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch import Tensor
 from divopd.errors import InputError
 from divopd.models.attention import KeyValues
 from divopd.models.logprobs import at_least_float32, hidden_states, log_softmax
+from divopd.models.packing import shared_prefix, shared_prefixes
 from divopd.models.policy import Response
 
 SMALL = 2**24  # weights of a model whose passes cost what their calls cost, hardly what they compute
 PATIENCE = 4  # tokens: the longest that a new prompt of a small model waits for others, to be read with them
+WORTH_A_PASS = 32  # tokens that several prompts begin with
 
 
 @dataclass(eq=False)
@@ -119,6 +122,36 @@ class Generator:
         for one, row in zip(others, rows, strict=True):
             one.row = row
         self._memory.make_room(len(self._known), max(len(one.context) + len(one.draws) for one in new))
+        self._copy_from_others(new)
+        if not self._going:  # nobody waits for a pass over what others need
+            self._read_beginnings(new)
+
+    def _copy_from_others(self, new: list[_UnderWay]) -> None:
+        """What another row has read already of a new prompt, instructions above all, is copied from there."""
+        read = list(self._known)
+        for one in self._going + self._fresh:
+            if one.row >= 0:
+                read[one.row] = np.append(one.context, np.asarray(one.ids, dtype=np.int64))
+        lengths = self._memory.lengths
+        shared = shared_prefixes(
+            [ids[:n] for ids, n in zip(read, lengths, strict=False)], [o.context[:-1] for o in new]
+        )
+        for one, tokens in zip(new, shared, strict=True):
+            source = int(tokens.argmax())
+            if tokens[source] > lengths[one.row]:
+                self._memory.copy(source, one.row, int(tokens[source]))
+
+    def _read_beginnings(self, new: list[_UnderWay]) -> None:
+        """Read what neighbours in lexicographic order begin with for the first of them, and copy it to the second."""
+        lengths = self._memory.lengths
+        for one, other in pairwise(sorted(new, key=lambda one: one.context.tobytes())):
+            shared = shared_prefix(one.context[:-1], other.context[:-1])
+            if shared - max(lengths[one.row], lengths[other.row]) >= WORTH_A_PASS:
+                while (start := lengths[one.row]) < shared:
+                    piece = one.context[start : min(shared, start + self.read_at_once)]
+                    self._forward([one.row], [piece], together=0)
+            if (there := min(shared, lengths[one.row])) > lengths[other.row]:
+                self._memory.copy(one.row, other.row, there)
 
     def _read_beside_writing(self) -> tuple[list[_UnderWay], Tensor]:
         """One pass over the last token of what is being written and the next tokens of new prompts.
@@ -247,27 +280,6 @@ def _new(
     if not len(context):
         raise InputError("a prompt has no token; a response needs at least one token before it")
     return _UnderWay(key, context, temperature, np.random.Generator(np.random.Philox(seed)).random(max_tokens), owner)
-
-
-def shared_prefix(known: np.ndarray, context: np.ndarray) -> int:
-    """How many tokens two rows have in common from their start on."""
-    size = min(len(known), len(context))
-    differ = known[:size] != context[:size]
-    return int(differ.argmax()) if differ.any() else size
-
-
-def shared_prefixes(known: Items[np.ndarray], contexts: Items[np.ndarray]) -> np.ndarray:
-    """How many tokens each context (a line of the result) has in common with the start of each known row."""
-    width = max(map(len, known), default=0)
-    table = np.full((len(known), width + 1), -1)  # no token is negative: a row differs at the latest where it ends
-    for line, row in zip(table, known, strict=True):
-        line[: len(row)] = row
-    shared = np.empty((len(contexts), len(known)), dtype=np.int64)
-    for line, context in zip(shared, contexts, strict=True):
-        size = min(len(context), width)
-        padded = np.append(context[:size], -2)  # so that every row differs somewhere
-        line[:] = (table[:, : size + 1] != padded).argmax(axis=1)
-    return shared
 
 
 def _choose(logits: Tensor, temperatures: Items[float], draws: np.ndarray) -> Tensor:

@@ -4,11 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from divopd.models.attention import Layout
 
 LOGITS_AT_ONCE = 2**23  # scored positions × vocabulary in one chunk: 32 MB in float32
+LOGITS_KEPT = 2**25  # of one input; those of further chunks are computed again in the backward pass
 
 
 class Scorer(nn.Module):
@@ -23,9 +25,16 @@ class Scorer(nn.Module):
         hidden = hidden_states(self.model, ids, positions, layout)[index]
         head = self.model.get_output_embeddings()
         size = max(1, LOGITS_AT_ONCE // self.model.config.vocab_size)
-        parts = zip(hidden.split(size), targets.split(size), strict=True)
-        # the logits of a chunk are computed again in the backward pass: those of all chunks never live at once
-        return torch.cat([checkpoint(_token_logprobs, head, h, t, use_reentrant=False) for h, t in parts])
+        kept = LOGITS_KEPT // LOGITS_AT_ONCE if torch.is_grad_enabled() else len(hidden)
+        parts = enumerate(zip(hidden.split(size), targets.split(size), strict=True))
+        return torch.cat(
+            [
+                _token_logprobs(head, h, t)
+                if n < kept
+                else checkpoint(_token_logprobs, head, h, t, use_reentrant=False)
+                for n, (h, t) in parts
+            ]
+        )
 
 
 def hidden_states(model: Any, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -44,5 +53,22 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def _token_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
-    logits = at_least_float32(head(hidden))
-    return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    return _Picked.apply(at_least_float32(head(hidden)), targets)  # pyright: ignore[reportReturnType]
+
+
+class _Picked(torch.autograd.Function):
+    """The log probabilities of one token a row; the backward pass turns the logits into their gradient in place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        total = logits.logsumexp(-1)
+        ctx.save_for_backward(logits, targets, total)
+        return logits.gather(-1, targets[:, None])[:, 0] - total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        logits, targets, total = ctx.saved_tensors  # torch refuses a second backward pass: they are changed here
+        shares = logits.sub_(total[:, None]).exp_().mul_(-gradient[:, None])
+        return shares.scatter_add_(-1, targets[:, None], gradient[:, None]), None

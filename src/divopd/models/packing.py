@@ -9,8 +9,11 @@ templates may rewrite history, and windows cut it.
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+ENOUGH = 512  # tokens that keep a core busy
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +84,19 @@ def _sequence(rows: Items[Row], members: list[int]) -> Sequence:
     )
 
 
-def micro_batches(sequences: Iterable[Sequence], max_tokens: int) -> list[list[Sequence]]:
+class Computed(Protocol):
+    """What fills a micro-batch."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+C = TypeVar("C", bound=Computed)
+
+
+def micro_batches(sequences: Iterable[C], max_tokens: int) -> list[list[C]]:
     """Fill micro-batches of at most `max_tokens` computed tokens, longest sequence first; a longer one stands alone."""
-    batches: list[list[Sequence]] = []
+    batches: list[list[C]] = []
     room: list[int] = []
     for sequence in sorted(sequences, key=lambda s: -s.tokens):
         fits = next((n for n, free in enumerate(room) if sequence.tokens <= free), None)
@@ -94,3 +107,33 @@ def micro_batches(sequences: Iterable[Sequence], max_tokens: int) -> list[list[S
         batches[fits].append(sequence)
         room[fits] -= sequence.tokens
     return batches
+
+
+def tokens_at_once(longest: int, max_tokens: int, *, device: str) -> int:
+    """How many tokens to compute at a time: on a CPU no more than the longest sequence has.
+
+    A GPU is filled by long inputs. A CPU is filled by `ENOUGH` tokens; more of them only leave its caches and take
+    memory.
+    """
+    return min(max_tokens, max(longest, ENOUGH)) if device == "cpu" else max_tokens
+
+
+def shared_prefix(known: np.ndarray, context: np.ndarray) -> int:
+    """How many tokens two rows have in common from their start on."""
+    size = min(len(known), len(context))
+    differ = known[:size] != context[:size]
+    return int(differ.argmax()) if differ.any() else size
+
+
+def shared_prefixes(known: Items[np.ndarray], contexts: Items[np.ndarray]) -> np.ndarray:
+    """How many tokens each context (a line of the result) has in common with the start of each known row."""
+    width = max(map(len, known), default=0)
+    table = np.full((len(known), width + 1), -1)  # no token is negative: a row differs at the latest where it ends
+    for line, row in zip(table, known, strict=True):
+        line[: len(row)] = row
+    shared = np.empty((len(contexts), len(known)), dtype=np.int64)
+    for line, context in zip(shared, contexts, strict=True):
+        size = min(len(context), width)
+        padded = np.append(context[:size], -2)  # so that every row differs somewhere
+        line[:] = (table[:, : size + 1] != padded).argmax(axis=1)
+    return shared

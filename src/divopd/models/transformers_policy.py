@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from divopd.errors import AlignmentError, InputError, MissingExtraError
-from divopd.models.attention import Packed, register
+from divopd.models.attention import Branches, Packed, Read, register
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.model_files import check_tokenizer_size, first_line, require_model
 from divopd.models.optimization import Lora
-from divopd.models.packing import Row, Sequence, Span, merge_rows, micro_batches
+from divopd.models.packing import Row, Sequence, Span, merge_rows, tokens_at_once
 from divopd.models.policy import Response, Vocabulary
+from divopd.models.trees import Node, grow_trees, passes, single_nodes
 from divopd.models.weights import fill_weights, gathered_weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -144,33 +145,62 @@ class TransformersPolicy:
         """Trade time for memory: layers compute their activations again in the backward pass."""
         checkpoint_activations(self.model)
 
-    def logprobs(self, sequences: Items[Sequence]) -> Tensor:
-        """Differentiable log probabilities of one micro-batch: by sequence, by span, in position order."""
-        for sequence in sequences:
-            self.refuse_foreign_ids(sequence.ids)
-        lengths = [sequence.tokens for sequence in sequences]
+    def logprobs(self, nodes: Items[Node], earlier: Items[Read] = ()) -> tuple[Tensor, Read]:
+        """Differentiable log probabilities of one input: by node, by span, in position order; keys and values of it.
+
+        The nodes are siblings: they go on after the same tokens, whose keys and values are `earlier`. Keys and values
+        are there for what goes on from a node, so they are empty where nothing does.
+        """
+        for node in nodes:
+            self.refuse_foreign_ids(node.ids)
+            self.refuse_foreign_ids(node.targets)
+        lengths = [node.tokens for node in nodes]
         starts = np.cumsum([0, *lengths[:-1]])
-        scored = [np.concatenate([span.scored for span in sequence.spans]) for sequence in sequences]
-        index = np.concatenate([at + start - 1 for at, start in zip(scored, starts, strict=True)])
-        return self.scorer(
-            self._tensor(np.concatenate([sequence.ids[:-1] for sequence in sequences])),
-            self._tensor(np.concatenate([np.arange(length) for length in lengths])),
-            Packed(lengths),
-            self._tensor(index),
-            self._tensor(np.concatenate([s.ids[at] for s, at in zip(sequences, scored, strict=True)])),
+        plain = not earlier and not any(node.children for node in nodes)
+        layout = Packed(lengths) if plain else Branches(lengths, earlier)
+        index = [
+            span.scored - node.start + start - 1
+            for node, start in zip(nodes, starts, strict=True)
+            for span in node.spans
+        ]
+        logprobs = self.scorer(
+            self._tensor(np.concatenate([node.ids for node in nodes])),
+            self._tensor(np.concatenate([np.arange(node.start, node.start + node.tokens) for node in nodes])),
+            layout,
+            self._tensor(np.concatenate([np.empty(0, dtype=np.int64), *index])),
+            self._tensor(np.concatenate([node.targets for node in nodes])),
         )
+        return logprobs, {} if plain else layout.read
+
+    def trees(self, sequences: Items[Sequence], rows: Items[Row]) -> list[Node]:
+        """The sequences with their common beginnings once; on a GPU, where nobody has measured it, each for itself."""
+        return (grow_trees if self.device.type == "cpu" else single_nodes)(sequences, rows)
+
+    def tokens_at_once(self, nodes: Items[Node], max_tokens: int) -> int:
+        """How many tokens one input of these trees may have, where memory would allow `max_tokens`."""
+        longest = max((node.tokens_to_the_end for node in nodes), default=0)
+        return tokens_at_once(longest, max_tokens, device=self.device.type)
 
     def score(self, sequences: Items[Items[int]], spans: Items[Items[tuple[int, int]]]) -> list[list[np.ndarray]]:
-        """Log probabilities of the tokens start … end - 1 of each span of each sequence, each sequence read once.
+        """Log probabilities of the tokens start … end - 1 of each span of each sequence, each token read once.
 
-        So are sequences that continue one another: a rollout given turn by turn is read once, too.
+        So are sequences that continue one another, or begin alike: a rollout given turn by turn is read once, too.
         """
         rows = [_row(ids, span) for ids, wanted in zip(sequences, spans, strict=True) for span in wanted]
-        scores = [np.empty(0)] * len(rows)
+        scores = [np.empty(len(row.scored)) for row in rows]
+        trees = self.trees(merge_rows(rows), rows)
+        at_once = self.tokens_at_once(trees, self.max_tokens)
+
+        def read(nodes: Items[Node], earlier: list[Read]) -> None:
+            for batch in passes(nodes, at_once):
+                logprobs, here = self.logprobs(batch, earlier)
+                for span, values in by_span(batch, logprobs.double().cpu()):
+                    scores[span.row][np.searchsorted(rows[span.row].scored, span.scored)] = values.numpy()
+                for node in batch:
+                    read(node.children, [*earlier, here])
+
         with torch.inference_mode():
-            for batch in micro_batches(merge_rows(rows), self.max_tokens):
-                for span, values in by_span(batch, self.logprobs(batch).double().cpu()):
-                    scores[span.row] = values.numpy()
+            read(trees, [])
         left = iter(scores)
         return [list(islice(left, len(wanted))) for wanted in spans]
 
@@ -226,9 +256,9 @@ def _row(ids: Items[int], span: tuple[int, int]) -> Row:
     return Row(np.asarray(ids[:end], dtype=np.int64), np.arange(start, end))
 
 
-def by_span(batch: Items[Sequence], values: Tensor) -> Iterable[tuple[Span, Tensor]]:
-    """Cut what `logprobs` gave for a micro-batch into the spans' parts."""
-    spans = [span for sequence in batch for span in sequence.spans]
+def by_span(batch: Items[Node], values: Tensor) -> Iterable[tuple[Span, Tensor]]:
+    """Cut what `logprobs` gave for some nodes into the spans' parts."""
+    spans = [span for node in batch for span in node.spans]
     return zip(spans, values.split([len(span.scored) for span in spans]), strict=True)
 
 

@@ -220,6 +220,8 @@ class TerminalView:
         stages = _stages(last) | {other: self._other_s}
         shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())
         starved = f", of it {last.starved_s:.1f} with nothing to train" if last.starved_s else ""
+        if last.learner and last.learner.processor_s:
+            shown += f" (learner: {sum(last.learner.processor_s.values()):.1f} of a processor)"
         return f"{shown}; waited {last.waited_s:.1f} {last.clock} seconds{starved}" if last.waited_s else shown
 
 

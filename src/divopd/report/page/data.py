@@ -147,12 +147,13 @@ def _learner_row(record: UpdateRecord, *, ranks: int) -> Json:
     """What the learner measured, and what the run had cost when this update was made; nothing of a replay."""
     learner, spent = record.learner, record.spent
     if learner is None:
-        return dict.fromkeys((*MEASURED, "gap_mean", "gap_largest", *(f"cost.{name}" for name in AXES)))
+        return dict.fromkeys((*MEASURED, "gap_mean", "gap_largest", "processor_s", *(f"cost.{name}" for name in AXES)))
     gap = learner.logprob_gap
     return {
         **{name: getattr(learner, name) for name in MEASURED},
         "gap_mean": gap.mean if gap else None,
         "gap_largest": gap.largest if gap else None,
+        "processor_s": None if learner.processor_s is None else sum(learner.processor_s.values()),
         **{f"seconds.{stage}": seconds for stage, seconds in learner.seconds.items()},
         **{f"cost.{name}": getattr(spent, name) for name in AXES},
         "cost.learner_s": ranks * spent.learner_s,

@@ -20,6 +20,7 @@ const MEASURED = [
   ["rows", "Rows with a valid token", "Rows of the batch that count in the loss", (row) => row.rows - Math.round(row.dead_share * row.rows), (v) => plural(v, "row")],
   ...Object.entries(ROLES).map(([role, [title, note]]) => [`rate-${role}`, title, note, (row) => row[`rate.${role}`], (v) => `${show.quantity(v)} tokens/s`]),
   ["memory", "Memory of the learner (GB)", "The most that it has held so far: on its GPU, or its whole process", (row) => (row.memory_bytes === null || row.memory_bytes === undefined ? null : row.memory_bytes / 1e9), (v) => `${show.fixed(v)} GB`],
+  ["processor", "Processor seconds of an update", "Of all threads of the learner's process: what others do on the machine is not in it, nor is a GPU", (row) => row.processor_s, show.seconds],
 ];
 
 views.training = {
@@ -28,7 +29,7 @@ views.training = {
   load: (context) => Promise.all(context.shown.map((run) => source.updates(run.name))),
   render: (context, made) => [
     lineControls(context),
-    el("div", { class: "grid" }, MEASURED.map(([name, title, note, of, format]) => updateFigure(context, made, { title, note, name, of, format, exact: ["lr", "memory"].includes(name) }))),
+    el("div", { class: "grid" }, MEASURED.map(([name, title, note, of, format]) => updateFigure(context, made, { title, note, name, of, format, exact: ["lr", "memory", "processor"].includes(name) }))),
   ],
 };
 
