@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divopd.models.generation import shared_prefixes
+from divopd.models.packing import shared_prefixes
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=6).map(np.array), max_size=5)  # three tokens: prefixes are common
 
