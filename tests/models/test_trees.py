@@ -58,14 +58,14 @@ def test_no_token_is_read_twice(drawn: list[tuple[list[int], set[int]]]) -> None
 
 def test_siblings_are_read_together_and_what_goes_on_alone() -> None:
     """Leaves fill inputs up to the limit; a node with children is an input of its own."""
-    rows = [make_row([7] * 60 + [n] * 10, [n, n]) for n in range(3)] + [make_row([5] * 20, [4])]
+    rows = [make_row([7] * 70 + [n] * 10, [n, n]) for n in range(3)] + [make_row([5] * 20, [4])]
     trees = grow_trees(merge_rows(rows), rows)
     (alone,), (shared,) = passes(trees, 100)
-    assert (alone.tokens, shared.tokens) == (20, 60)
+    assert (alone.tokens, shared.tokens) == (20, 70)
     assert [[child.tokens for child in batch] for batch in passes(shared.children, 25)] == [[11, 11], [11]]
-    assert shared.tokens_below == 93
-    assert shared.tokens_to_the_end == 71
-    assert sum(node.tokens for node in single_nodes(merge_rows(rows), rows)) == 3 * 71 + 20
+    assert shared.tokens_below == 103
+    assert shared.tokens_to_the_end == 81
+    assert sum(node.tokens for node in single_nodes(merge_rows(rows), rows)) == 3 * 81 + 20
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}])

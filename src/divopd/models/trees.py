@@ -14,7 +14,7 @@ import numpy as np
 
 from divopd.models.packing import Row, Sequence, Span, micro_batches, shared_prefix
 
-LEAST = 48  # shared tokens that are worth a forward pass of their own
+LEAST = 128  # tokens that must be saved: a pass of its own touches every weight and gradient once more
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +49,29 @@ def single_nodes(sequences: Iterable[Sequence], rows: Items[Row]) -> list[Node]:
 
 
 def grow_trees(sequences: Items[Sequence], rows: Items[Row], *, least: int = LEAST) -> list[Node]:
-    """The sequences as trees, in which beginnings of at least `least` tokens that several share are one node."""
+    """The sequences as trees, in which what several begin with is one node where that saves `least` tokens."""
     ordered = sorted(sequences, key=lambda sequence: sequence.ids.tobytes())  # what begins alike stands together
     common = [shared_prefix(a.ids[:-1], b.ids[:-1]) for a, b in pairwise(ordered)]
-    return _branches(ordered, common, rows, start=0, least=least)
+    return _branches(ordered, common, rows, start=0, shared=1, least=least)
 
 
-def _branches(ordered: Items[Sequence], common: Items[int], rows: Items[Row], *, start: int, least: int) -> list[Node]:
-    """Nodes from `start` on; neighbours have so many tokens in `common`, at least `start`."""
+def _branches(
+    ordered: Items[Sequence], common: Items[int], rows: Items[Row], *, start: int, shared: int, least: int
+) -> list[Node]:
+    """Nodes from `start` on; those that go on alike for `shared` tokens and more are looked at together."""
     nodes, first = [], 0
     for last in range(len(ordered)):
-        if last < len(common) and common[last] >= start + least:
+        if last < len(common) and common[last] >= start + shared:
             continue
-        alike, shared = ordered[first : last + 1], common[first:last]
-        end = min(shared, default=alike[0].tokens)
-        children = _branches(alike, shared, rows, start=end, least=least) if shared else []
-        if end > start:
-            nodes.append(_node(alike, rows, start, end, tuple(children)))
+        alike, within = ordered[first : last + 1], common[first:last]
+        end = min(within, default=alike[0].tokens)
+        if not within:
+            nodes += [_node(alike, rows, start, end)] if end > start else []
+        elif len(within) * (end - start) < least:  # what they all share is too little: some of them may share more
+            nodes += _branches(alike, within, rows, start=start, shared=end - start + 1, least=least)
+        else:
+            below = _branches(alike, within, rows, start=end, shared=1, least=least)
+            nodes.append(_node(alike, rows, start, end, tuple(below)))
         first = last + 1
     return nodes
 
