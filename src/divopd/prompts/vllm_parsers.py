@@ -1,5 +1,6 @@
 """vLLM's parsers of tool calls, where it is installed: `environment.tool_parser: vllm:hermes`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,4 +75,6 @@ def _find(name: str) -> tuple[Any, Any]:
     known: Mapping[str, Any] | list[str] = ToolParserManager.list_registered()
     if name not in known:
         raise UnknownNameError("tool parser of vLLM", name, known)
+    for part in ("vllm.tool_parsers", "vllm.parser"):  # they log a stack for every answer that does not parse
+        logging.getLogger(part).setLevel(logging.CRITICAL)
     return ToolParserManager.get_tool_parser(name), ChatCompletionRequest
