@@ -19,6 +19,7 @@ from divopd.models.tiny import build_model, build_tokenizer
 from divopd.models.tiny import save_model as save_tiny
 from divopd.pipeline.vocabularies import Vocabularies
 from divopd.records import UpdateRecord
+from divopd.report.fates import counted
 from divopd.report.page.health import health
 from divopd.store import Store, count_incomplete, program_figures, read_attempts
 from divopd.store.views import StoreViews
@@ -167,7 +168,9 @@ def test_a_program_that_dies_now_and_then_costs_its_rollouts(models: Path, tmp_p
     assert all(ended is not None and ended["output"] == "bad day\n" for ended in attempts)
     with StoreViews.open(made.folder) as views:
         [row] = [one for one in health(views)["happened"] if one["what"] == "broke off"]
-    assert row["why"].startswith(f"{len(broke)} rollouts, the last one {broke[-1]['rollout']} of task train-3: ")
+    assert row["why"].startswith(
+        f"{counted(len(broke), 'rollout')}, the last one {broke[-1]['rollout']} of task train-3: "
+    )
 
 
 def test_programs_of_the_virtual_clock_run_side_by_side_and_repeat(models: Path, tmp_path: Path) -> None:
