@@ -39,20 +39,28 @@ class Recording:
 
 
 def load_recording(path: Path | str) -> Recording:
-    """A run's folder, its store, or a JSON-lines file."""
-    turns, updates = load_turns(path)
-    return recording_of(turns, updates=updates)
+    """A run's folder, its store, or a JSON-lines file. Of a store no more than one stretch of tokens is in memory."""
+    path = _existing(path)
+    if path.is_dir() or is_store(path):
+        with Store.open_read_only(path) as store:
+            return recording_of(store.turns(), updates=store.updates)
+    return recording_of(read_turns(path))
 
 
 def load_turns(path: Path | str) -> tuple[list[Turn], int]:
     """The whole turns of a recording in recorded order, and its own number of updates (0: the file does not say)."""
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such run or recording; expected a run's folder, a store.db or a .jsonl file")
+    path = _existing(path)
     if path.is_dir() or is_store(path):
         with Store.open_read_only(path) as store:
             return list(store.turns()), store.updates
     return read_turns(path), 0
+
+
+def _existing(path: Path | str) -> Path:
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such run or recording; expected a run's folder, a store.db or a .jsonl file")
+    return path
 
 
 def recording_of(turns: Iterable[Turn], *, updates: int = 0) -> Recording:

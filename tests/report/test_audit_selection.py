@@ -95,7 +95,7 @@ def test_the_gate_preserves_the_disagreement_of_a_valid_turn(scores: list[list[f
         for number, score in enumerate(rollout)
     ]
     cut = [replace(turn, prompt_truncated=random.random() < 0.4) for turn in turns]
-    subject = Subject("made", Path("made"), cut, recording_of(cut), Settings("divopd", batch_size=4))
+    subject = Subject("made", Path("made"), recording_of(cut), Settings("divopd", batch_size=4), first=None, file=cut)
     vanilla, gate = (audit_selection(subject).stages[stage] for stage in ("vanilla", "+ gate"))
     dead = sum(turn.prompt_truncated for turn in cut) / len(cut)
     assert (vanilla.dead_share, gate.dead_share) == (pytest.approx(dead), 0)

@@ -141,8 +141,8 @@ def pools(subject: Subject, updates: Sequence[int]) -> dict[int, list[Candidate]
 
 
 def _audit(subject: Subject, pool: list[Candidate], update: int, sketch: KroneckerSketch) -> UpdateGeometry:
-    whole = {turn.key: turn for turn in subject.turns}
     valid = [c for c in pool if c.reason is None]
+    whole = subject.whole([c.key for c in valid])
     row = {c.key: place for place, c in enumerate(valid)}
     gradients = sketch.gradients([whole[c.key] for c in valid])
     chosen = {label: subject.composer(method).decide(pool, update=update).selected for label, method in LINEUP.items()}

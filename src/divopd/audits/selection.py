@@ -61,7 +61,7 @@ def audit_selection(subject: Subject) -> SelectionAudit:
         decisions = replay(subject.recording, subject.composer(method))
         selected = [c for decision in decisions for c in decision.selected]
         stages[stage] = _stage(selected, succeeded, batch_size=subject.settings.batch_size)
-    rejected = [turn for turn in subject.turns if why_invalid(turn) is not None]
+    rejected = [turn for turn in subject.whole_turns() if why_invalid(turn) is not None]
     return SelectionAudit(_success_share(arrived, succeeded), _rejected(rejected), stages)
 
 

@@ -64,7 +64,7 @@ def audit_stability(
     """Score turns again at every version that was kept; `report` hears of each version when it is done."""
     policy = RunPolicy(subject.path)
     made: dict[int, dict[str, list[Turn]]] = {}  # by version, then rollout
-    for turn in subject.turns:
+    for turn in subject.whole_turns():
         if why_invalid(turn) is None:
             made.setdefault(turn.version, {}).setdefault(turn.rollout, []).append(turn)
     again: dict[int, list[Rescored]] = {lag: [] for lag in lags}

@@ -10,7 +10,7 @@ from typing import Any
 from divopd.composers import Composer, Decision
 from divopd.errors import InputError
 from divopd.methods import BASELINE, METHODS, make_composer
-from divopd.replay import Recording, journal_replay, load_turns, recording_of, replay, weighed_by_batch
+from divopd.replay import Recording, journal_replay, load_recording, load_turns, recording_of, replay, weighed_by_batch
 
 HELP = "Run composers over a recording (a run, its store, or JSON lines) and compare what they would have trained."
 EXAMPLE = """divopd replay turns.jsonl --method vanilla divopd divopd-adaptive
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
         make_composer(name, **settings)  # what is wrong fails before anything is read
     if args.out and len(names) > 1:
         raise InputError(f"--out journals one method as a run, but {len(names)} were given; name it with --method")
-    turns, recorded_updates = load_turns(args.recording)
-    recording = recording_of(turns, updates=recorded_updates)
+    turns, recorded_updates = load_turns(args.recording) if args.out else ([], 0)  # with tokens for a run alone
+    recording = recording_of(turns, updates=recorded_updates) if args.out else load_recording(args.recording)
     updates = args.updates or recording.updates
     composers = {name: make_composer(name, **settings, total_updates=updates) for name in names}
     if args.out:
