@@ -146,7 +146,7 @@ def test_why_tells_what_each_call_was_and_what_became_of_it(
     said = capsys.readouterr().out
     assert f"call 0 of agent main: {len(rows[0].prompt_ids)} tokens read, {len(rows[0].response_ids)} written" in said
     assert "delivered" in said
-    assert "the program: it ended with exit code 0" in said or "the program: the rollout was cut" in said
+    assert "the program: it ended with exit code 0" in said or "the rollout was cut at its most calls" in said
     assert "of agent main: " in (run.folder / "report.html").read_text(encoding="utf-8")
     assert main(["explain", str(run.folder), "0"]) == 0
     assert name in capsys.readouterr().out
