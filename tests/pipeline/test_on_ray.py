@@ -159,6 +159,32 @@ def test_every_actor_of_two_machines_is_killed_once(
 
 
 @pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.filterwarnings("default")
+def test_an_actor_that_hangs_is_named_and_started_again(cluster: Cluster, models: Path, tmp_path: Path) -> None:
+    """SIGSTOP of the learner's second rank: Ray gets no answer from it, and its place is free for the next one."""
+    del cluster
+    learner = {"updates": 4, "checkpoint_every": 1, "max_wait_s": 60, "ranks": 2, "hung_after_s": 20}
+    begin_run(settings := config(models, clock="live", cluster="ray", learner=learner), tmp_path / "run")
+
+    def stop(record: UpdateRecord) -> None:
+        if record.update == 1:
+            worker = run.workers["learner-1"]
+            assert isinstance(worker, ActorWorker)
+            os.kill(pid_of(worker.actor), signal.SIGSTOP)
+
+    listener = Listener(stop)
+    run = RayRun(settings, tmp_path / "run", observer=listener, wishes=Wishes())
+    run.run()
+    [hung] = [
+        sentence.partition(": it was not heard for ")[0] for sentence in listener.sentences if "hangs" in sentence
+    ]
+    assert hung == "the learner-1 hangs (rank 1 of the learner's 2)"
+    assert [record.update for record in listener.updates] == list(range(4))
+    assert len(trained_keys(tmp_path / "run", updates=4)) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_ctrl_c_stops_cleanly_and_a_job_goes_on(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     """`divopd train` with two ranks: exit code 130 and a checkpoint; then `ray job submit` resumes it to the end."""
