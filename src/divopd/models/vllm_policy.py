@@ -115,7 +115,7 @@ class VllmPolicy:
         self._vocabulary.refuse_foreign(ids)
         name = f"added-{next(self._numbers)}"
         wish = self._sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
-        self._engine.llm_engine.add_request(name, {"prompt_token_ids": ids.tolist()}, wish, lora_request=self._adapter)
+        self._engine.llm_engine.add_request(name, {"prompt_token_ids": ids.tolist()}, wish, **self._adapter)
         self._keys[name] = key
 
     def step(self) -> list[tuple[Hashable, Response]]:
