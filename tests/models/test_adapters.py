@@ -1,5 +1,7 @@
 """Versions of a student that trains adapters are the adapters alone, in every engine."""
 
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from divopd.models.vllm_adapters import Adapters, adapter_settings
 from divopd.models.vllm_policy import VllmPolicy
 from divopd.models.weights import copied_weights, named_tensors, streamed_kinds, streamed_weights
 from divopd.run.checkpoints import load_weights, publish_weights, read_weights
+from vllm_engines import give_back
 
 LORA = Lora(rank=4, alpha=8)
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(4, 300, 60)]
@@ -73,13 +76,25 @@ def test_adapters_of_another_model_are_refused() -> None:
     assert adapter_settings(Lora(rank=20))["max_lora_rank"] == 32
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_engines_share() -> Iterator[None]:
+    yield
+    if "vllm" in sys.modules:
+        give_back()
+
+
+@pytest.fixture(scope="module")  # what it shares with other engines stays as long as the module
+def acting() -> VllmPolicy:
+    return VllmPolicy(model_folder("embedded:student"), dtype="float32", context=200, sequences=2, lora=LORA)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(find_spec("vllm") is None, reason="for want of vLLM")
-def test_vllm_acts_with_the_adapters_of_a_version(tmp_path: Path) -> None:
+def test_vllm_acts_with_the_adapters_of_a_version(acting: VllmPolicy, tmp_path: Path) -> None:
     """Of the newest one, and of the model itself before the first; the learner finds the log probabilities again."""
     base, learner = TransformersPolicy.load(model_folder("embedded:student")), trained()
-    policy = VllmPolicy(model_folder("embedded:student"), dtype="float32", context=200, sequences=2, lora=LORA)
+    policy = acting
 
     def gap(reference: TransformersPolicy) -> float:
         [response] = policy.respond([PROMPT], temperature=1.0, max_tokens=12, seeds=[1])

@@ -1,5 +1,7 @@
 """Weights sent into a real vLLM engine on CPU, by its own transfer and a backend that needs no GPU."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -15,6 +17,7 @@ from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_policy import VllmPolicy
 from divopd.models.vllm_transfer import Link, Receiver, Sender
 from divopd.models.weights import streamed_kinds, streamed_weights
+from vllm_engines import give_back
 
 pytestmark = [
     pytest.mark.slow,
@@ -115,6 +118,13 @@ class Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         assert weight_version is None
         self.receiver.do("finish", {"version": self.version})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_engines_share() -> Iterator[None]:
+    yield
+    if "vllm" in sys.modules:
+        give_back()
 
 
 @pytest.fixture(scope="module")
