@@ -76,7 +76,7 @@ class Link:
     """As vLLM's trainer end: it joins the engines, and sends in two pieces."""
 
     def __init__(self, client: BoardClient, workers: int) -> None:
-        self._client = client
+        self._client, self.closed = client, False
         client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 1 + workers})
 
     def send(self) -> None:
@@ -86,7 +86,7 @@ class Link:
         self._client.finish_weight_update()
 
     def close(self) -> None:
-        self._client = None  # pyright: ignore[reportAttributeAccessIssue]
+        self.closed = True
 
 
 class OneWord(HashingLearner):

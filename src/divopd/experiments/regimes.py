@@ -149,6 +149,15 @@ class StillLearner:
     def weights(self) -> Weights:
         return {}
 
+    def snapshot(self, dtype: str | None) -> Weights:
+        return {}
+
+    def stream(self, dtype: str | None) -> Iterator[tuple[str, Any]]:
+        return iter(())
+
+    def kinds(self, dtype: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {}
+
     def save(self, folder: Path, *, update: int, state: Mapping[str, Any]) -> Saved:
         return Saved()
 

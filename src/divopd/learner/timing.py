@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, process_time
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -57,4 +57,4 @@ class Clock:
 def _mark() -> Mark:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
-    return event
+    return cast(Mark, event)
