@@ -22,7 +22,8 @@ from divopd.learner.torch_learner import TorchLearner
 from divopd.pipeline.begin import begin_run
 from divopd.pipeline.models import load_student
 from divopd.pipeline.preflight import load_models
-from divopd.pipeline.simulated import SimulatedWorld, Slot, _slot_from_json, _slot_to_json
+from divopd.pipeline.simulated import SimulatedWorld
+from divopd.pipeline.slots import Slot, slot_from_json, slot_to_json
 from divopd.pipeline.training import train
 from divopd.pipeline.wishes import Stopped, Wishes
 from divopd.pipeline.world import Waited
@@ -232,9 +233,9 @@ def test_a_checkpoint_of_before_has_no_turns_of_the_teacher() -> None:
     """A rollout in flight that says nothing of them had none to keep."""
     [rollout] = group_into_rollouts([turn("r000001", 0)])
     helped = Slot(1.5, replace(rollout, teacher_turns=(TeacherTurn(1, (3, 4), "go", "seen"),)), 7)
-    written = json.loads(json.dumps(_slot_to_json(helped)))
-    assert _slot_from_json(written) == helped
-    assert _slot_from_json(written[:3]) == replace(helped, rollout=rollout)
+    written = json.loads(json.dumps(slot_to_json(helped)))
+    assert slot_from_json(written) == helped
+    assert slot_from_json(written[:3]) == replace(helped, rollout=rollout)
 
 
 def kept_weights(folder: Path) -> dict[int, bytes]:
