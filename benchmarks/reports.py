@@ -112,7 +112,7 @@ def make_run(folder: Path, *, turns: int) -> int:
     """Make a run of about so many turns; returns how many updates it has."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("method: divopd\nseed: 0\nlearner:\n  lr: 0.0001\n", encoding="utf-8")
-    random, put = Random(0), [0, 0]
+    random, put = Random(0), (0, 0)
     composer = make_composer("divopd", batch_size=BATCH)
     with Store.create(folder / "store.db", synchronous="NORMAL") as store:
         epoch, update, trained = store.begin_learner(), 0, 0
@@ -120,7 +120,7 @@ def make_run(folder: Path, *, turns: int) -> int:
             while put[1] < min(LOAD * BATCH * (update + 1), turns):
                 rollout = _rollout(f"r{put[0]:06d}", update, random)
                 store.put(rollout)
-                put = [put[0] + 1, put[1] + len(rollout.turns)]
+                put = (put[0] + 1, put[1] + len(rollout.turns))
             batch = store.compose(composer, update=update, epoch=epoch)
             trained += sum(turn.tokens for turn in batch.turns)
             store.record(_record(batch, put=put, trained=trained))
@@ -153,7 +153,7 @@ def _rollout(name: str, update: int, random: Random) -> Rollout:
     return Rollout(name, tuple(turns))
 
 
-def _record(batch: JournaledBatch, *, put: list[int], trained: int) -> UpdateRecord:
+def _record(batch: JournaledBatch, *, put: tuple[int, int], trained: int) -> UpdateRecord:
     entry, rows = batch.entry, len(batch.turns)
     tokens = sum(turn.tokens for turn in batch.turns)
     figures = UpdateFigures(rows, 0, 4 * rows, tokens, tokens, 0.5, 0.2, 1.5, None, {"forward": 0.2, "backward": 0.5})

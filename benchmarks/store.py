@@ -68,7 +68,8 @@ def _measure(turn_size: str, sizes: Sizes) -> dict[str, Any]:
         }
         figures[f"put_{writers}_writers"] = _per(interleaved(sides, rounds=sizes.rounds), turns)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        ours, short = (stack.enter_context(side(Path(folder), create=True)) for side in (OurStore, ShortWay))
+        ours = stack.enter_context(OurStore(Path(folder), create=True))
+        short = stack.enter_context(ShortWay(Path(folder), create=True))
         for rollout in rollouts[: 5 * TURNS]:  # what waits: more than the paper's pool of 256 turns
             ours.put(rollout)
             short.put(rollout)
@@ -210,7 +211,7 @@ class ShortWay:
         return [self._decoded(row) for row in rows]
 
     def _encoded(self, turn: Turn) -> Iterator[bytes]:
-        lists = turn.prompt_ids, turn.response_ids, turn.student_logprobs, turn.teacher_logprobs, turn.action_mask
+        lists: Any = turn.prompt_ids, turn.response_ids, turn.student_logprobs, turn.teacher_logprobs, turn.action_mask
         return (array(code, values).tobytes() for code, values in zip("iiddB", lists, strict=True))
 
     def _decoded(self, row: tuple) -> tuple:

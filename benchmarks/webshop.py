@@ -85,7 +85,7 @@ def stock_search(texts: list[str]) -> Search:
     return search
 
 
-def agreement(ours: list[Sequence[int]], theirs: list[Sequence[int]]) -> dict[str, float]:
+def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, float]:
     pairs = list(zip(ours, theirs, strict=True))
     return {
         "top1": sum(a[:1] == b[:1] for a, b in ((list(a), list(b)) for a, b in pairs)) / len(pairs),

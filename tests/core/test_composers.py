@@ -18,6 +18,7 @@ from divopd.composers.rollout_first import RolloutFirst
 from divopd.errors import InputError, NothingToTrainWarning, UnknownNameError
 from divopd.pool import Batch, Pool, Row
 from divopd.turns import FateKind
+from divopd.validity import Reason
 from literal import LiteralDivOPD
 from strategies import candidates, recordings, turn
 
@@ -122,6 +123,9 @@ def test_arrays_select_what_lists_select(pool: list[Candidate], batch: int, cap:
     assert selection.first_seen == min(c.first_seen for c in valid)
 
 
+REASONS: list[Reason | None] = [None, "misaligned"]
+
+
 @pytest.mark.parametrize("cap", [4, None])
 def test_a_large_pool_is_composed_like_a_small_one(cap: int | None) -> None:
     """More turns than are read at once, in any order and with equal disagreements: every list is the definition's."""
@@ -130,7 +134,7 @@ def test_a_large_pool_is_composed_like_a_small_one(cap: int | None) -> None:
     pool = [
         Candidate(*key, "t", random.randint(2, 5), random.randint(0, 5), reason, random.randint(0, 40) / 8, 9, 3)
         for key in random.sample(keys, len(keys))
-        for reason in random.choices([None, "misaligned"], [9, 1])
+        for reason in random.choices(REASONS, [9, 1])
     ]
     composer = make_composer("divopd", batch_size=len(pool) // 4, cap=cap, max_pending_age=3)
     assert isinstance(composer, RolloutFirst)

@@ -1,6 +1,7 @@
 """Beginnings that several sequences share are read once, and nothing that is computed changes."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,8 @@ def test_siblings_are_read_together_and_what_goes_on_alone() -> None:
 def test_gradients_of_trees_are_those_of_single_rows(activations: str, changes: dict[str, Any]) -> None:
     """Rollouts with the same instructions, and a history that is rewritten: against rows read alone, in float64."""
     turns = [*rollout("a", history="rewritten", seed=1, turns=6), *pool()]
-    for turn in turns:  # instructions that all share, below them what several turns of a rollout share
-        turn.prompt_ids[:0] = list(range(4, 60))
+    # instructions that all share, below them what several turns of a rollout share
+    turns = [replace(turn, prompt_ids=[*range(4, 60), *turn.prompt_ids]) for turn in turns]
     model = tiny_model(**changes)
     expected = plain_gradient(own_copy(model), turns)
     settings = Optimization(max_tokens=70, activations=activations)  # pyright: ignore[reportArgumentType]
@@ -88,8 +89,7 @@ def test_gradients_of_trees_are_those_of_single_rows(activations: str, changes: 
 def test_scores_of_trees_are_those_of_single_rows() -> None:
     """A teacher reads what rollouts share once, and says what it would say of each alone."""
     turns = [turn for seed in range(3) for turn in rollout(f"r{seed}", history="rewritten", seed=seed)]
-    for turn in turns:
-        turn.prompt_ids[:0] = list(range(4, 60))
+    turns = [replace(turn, prompt_ids=[*range(4, 60), *turn.prompt_ids]) for turn in turns]
     model = tiny_model()
     policy = TransformersPolicy(model)
     spans = [[(len(turn.prompt_ids), turn.tokens), (3, 56)] for turn in turns]

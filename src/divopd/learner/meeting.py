@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import DistNetworkError, TCPStore
+from torch.distributed import DistNetworkError, TCPStore  # pyright: ignore[reportPrivateImportUsage] - documented
 
 from divopd.errors import DivopdError, InputError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage] - documented
 
 from divopd.learner import Learner, Saved, Saving, Weights
 from divopd.learner.meeting import network_to

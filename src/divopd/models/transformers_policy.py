@@ -170,7 +170,7 @@ class TransformersPolicy:
             self._tensor(np.concatenate([np.empty(0, dtype=np.int64), *index])),
             self._tensor(np.concatenate([node.targets for node in nodes])),
         )
-        return logprobs, {} if plain else layout.read
+        return logprobs, layout.read if isinstance(layout, Branches) else {}
 
     def trees(self, sequences: Items[Sequence], rows: Items[Row]) -> list[Node]:
         """The sequences with their common beginnings once; on a GPU, where nobody has measured it, each for itself."""

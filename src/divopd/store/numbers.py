@@ -31,7 +31,7 @@ class Numbers(Sequence[Any]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return self.tolist()[place]
-        return struct.unpack_from(f"<{self.code}", self.raw, BYTES[self.code] * range(len(self))[place])[0]
+        return struct.unpack_from(f"<{self.code}", self.raw, BYTES[self.code] * range(len(self))[int(place)])[0]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, list | Numbers):
