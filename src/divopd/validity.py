@@ -81,7 +81,7 @@ def _missing(turn: Turn) -> Reason | None:
     return "misaligned" if any(len(values) != size for values in lists) else None
 
 
-def _plain(values: Any) -> list[float]:
+def _plain(values: Any) -> list[Any]:
     """Python's numbers, which are faster one by one than an array's, and never overflow."""
     return values.tolist() if hasattr(values, "tolist") else values  # a list otherwise
 

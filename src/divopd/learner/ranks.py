@@ -53,7 +53,9 @@ class Crew:
     """All ranks, as each of them sees them: the first tells what to do, the others hear it."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        assert not isinstance(group, int)  # that is torch's word for a rank outside, and all are inside
+        self._group = group
 
     def tell(self, wish: dict[str, Any]) -> None:
         broadcast(json.dumps(wish).encode(), group=self._group)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate
 from math import ceil
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def flash_attention(query: Tensor) -> AtOnce | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before torch 2.10
         return None
-    return cast(AtOnce, varlen_attn) if "enable_gqa" in signature(varlen_attn).parameters else None
+    return varlen_attn if "enable_gqa" in signature(varlen_attn).parameters else None
 
 
 Read = dict[int, tuple[Tensor, Tensor]]  # keys and values of tokens that were read, by layer

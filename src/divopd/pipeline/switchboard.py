@@ -110,8 +110,8 @@ class BoardClient:
     def start_weight_update(self) -> None:
         self._all("start", {name: {} for name in self._members})
 
-    def update_weights(self, update_info: Any) -> None:
-        self._all("update", dict[str, Any].fromkeys(self._members, update_info))
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._all("update", dict.fromkeys(self._members, update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         del weight_version  # vLLM's trainer end does not say it

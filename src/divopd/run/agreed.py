@@ -28,7 +28,7 @@ def from_first_rank(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return heard["made"]
 
 
-def broadcast(text: bytes, *, group: "ProcessGroup | int | None" = None) -> bytes:
+def broadcast(text: bytes, *, group: "ProcessGroup | None" = None) -> bytes:
     """The first rank's text, on every rank of a group, or on all."""
     import torch
     import torch.distributed as dist

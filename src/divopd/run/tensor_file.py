@@ -71,8 +71,4 @@ def _bytes(tensor: "Tensor") -> memoryview:
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1)
-<<<<<<< HEAD
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-=======
-    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
->>>>>>> a90a0be (Types: what pyright asks of the merged parts; a learner for regimes)
