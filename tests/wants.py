@@ -26,6 +26,7 @@ WAYS = {
     "verl": "make test-slow",
     "TRL": "make test-slow",
     "SmolLM2": "make test-slow",
+    "torch 2.10": "make setup",
     **{
         f"the extra {name}": f"pip install -e '.[{name}]'"
         for name in (

@@ -117,7 +117,7 @@ def test_every_actor_of_two_machines_is_killed_once(
     """
     del cluster
     if engine == "vllm":
-        pytest.importorskip("vllm", reason="for want of vLLM: .venv-vllm with Ray in it runs this")
+        pytest.importorskip("vllm", reason="for want of vLLM")
     learner = {"updates": 10, "checkpoint_every": 2, "max_wait_s": 120, "ranks": 2, "nodes": 2, "max_tokens": 400}
     settings = config(
         models,

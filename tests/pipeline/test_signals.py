@@ -100,7 +100,7 @@ def versions(folder: Path) -> tuple[int, int]:
 )
 def test_a_run_stopped_anywhere_goes_on_as_if_it_never_had(models: Path, tmp_path: Path, changes: dict) -> None:
     """Stops between any two turns of exploring and evaluating: the same ledger, success rates and log probabilities."""
-    settings = config(models, learner={"updates": 4, "checkpoint_every": 50}, **changes)
+    settings = config(models, learner={"updates": 6, "checkpoint_every": 50}, **changes)
     train_small(tmp_path / "whole", settings)
     seen = stop_often(tmp_path / "stopped", settings)
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")

@@ -442,7 +442,7 @@ def test_training_and_answers_are_seen_over_any_axis(tmp_path: Path) -> None:
         pick(page, "Over", "generated_tokens")
         open_view(page, "training")
         figures = page.locator("figure")
-        assert figures.count() == 12
+        assert figures.count() == 13
         assert "explorer tokens →" in figures.first.text_content()
         assert "divopd-1" in figures.first.locator(".legend").text_content()
         pick(page, "Running mean", "1")

@@ -5,6 +5,7 @@ from typing import Any
 
 from divopd.config import Config
 from divopd.errors import InputError
+from divopd.extras import require
 from divopd.pipeline.wishes import Wishes
 from divopd.pipeline.wrong_answers import WrongAnswerNews
 from divopd.records import Observer, Observers
@@ -24,7 +25,7 @@ def begin_run(config: Config, folder: Path) -> None:
     if run.store.exists():
         raise InputError(f"{folder} is a run already; go on with it by --resume {folder}, or choose another --out")
     if config.cluster == "ray":
-        import divopd.pipeline.on_ray  # noqa: F401 - if the extra is missing, this says so before anything is made
+        require("ray")  # before anything is made
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with RunLock(folder):
