@@ -26,6 +26,7 @@ from divopd.loopback import LOOPBACK, Handler, Server
 MOST_BYTES = 16 * 2**20  # of a request
 MOST_AT_ONCE = 64  # calls of a program that wait for an answer
 MOST_TOLD = 20  # refusals whose sentences are kept
+TAKEN_S = 10.0  # for a client to take an answer
 HEARD_S = 5.0  # for a client to close its connection after an answer
 RETRY = "x-stainless-retry-count"  # how OpenAI's clients say that they ask again
 _ROUTE = re.compile(r"(?:/agent/([A-Za-z0-9._-]{1,64}))?/v1/(chat/completions|models)")
@@ -104,11 +105,14 @@ class Endpoint:
             self.changed.notify_all()
 
     def undelivered(self, attempt: Attempt) -> list[int]:
-        """The calls of a revoked attempt whose answers the program has not heard; waits until that is known."""
-        until = time.monotonic() + HEARD_S
+        """The calls of a revoked attempt whose answers the program has not heard; waits until that is known.
+
+        Each answer has its own limits of time (`_deliver`), so this wait has none: on a machine that is busy, a thread
+        that knows better would come too late, and its row would be lost.
+        """
         with self.changed:
-            while any(call.delivered is None for call in attempt.calls) and time.monotonic() < until:
-                self.changed.wait(0.05)
+            while any(call.delivered is None for call in attempt.calls):
+                self.changed.wait()
             undelivered = [call.number for call in attempt.calls if not call.delivered]
             attempt.calls = []  # the key alone is remembered, for calls that come too late
             return undelivered
@@ -193,6 +197,7 @@ class _Requests(Handler):
     """One request, in a thread of its own. Every answer closes its connection: so it is known to have arrived."""
 
     endpoint: Endpoint
+    timeout = 60  # seconds for a request: a program that has begun one may have to wait for its turn on this machine
 
     def do_GET(self) -> None:
         self._serve()
@@ -245,6 +250,7 @@ class _Requests(Handler):
         if _is_closed(self.connection):
             return False
         try:
+            self.connection.settimeout(TAKEN_S)
             if status == HTTPStatus.OK and request["stream"]:
                 events = replies.as_events(reply, usage=request["usage"])
                 self.send(HTTPStatus.OK, events, "text/event-stream")
@@ -252,6 +258,9 @@ class _Requests(Handler):
                 self._send(HTTPStatus(status), reply)
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_WR)
+        except OSError:  # it went, or took nothing for so long
+            return False
+        try:
             self.connection.settimeout(HEARD_S)
             self.connection.recv(1)
         except TimeoutError:
