@@ -99,6 +99,7 @@ def test_disagreement_is_the_sum_over_valid_tokens(tokens: list[tuple[float, flo
     )
     expected = math.fsum(s - t for s, t, a, m in tokens if a and m)
     assert disagreement(one) == pytest.approx(expected, abs=1e-12)
+    assert assess(one).disagreement == pytest.approx(expected, abs=1e-12)
     assert (why_invalid(one) is None) == any(a and m for *_, a, m in tokens)
 
 

@@ -116,10 +116,11 @@ def test_a_part_that_cannot_be_written_leaves_the_older_ones(tmp_path: Path) -> 
 
 
 def test_a_killed_rank_leaves_nothing_under_a_valid_name(tmp_path: Path) -> None:
-    """Whichever files were there when all were killed: no number is given before all parts are in."""
+    """Whichever files were there when all were killed: no number is given before all parts are in, none is taken up."""
     source = random.Random(0)
     for number in range(3):
         begin_parts(tmp_path, number)
+        assert not list((tmp_path / PARTS).iterdir())
         whole, second = tensors(number), Part(1, 2)
         if source.random() < 0.5:
             hand_in_part(tmp_path, held(second, whole), second)
