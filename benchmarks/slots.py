@@ -8,9 +8,11 @@ environments that pass virtual time; in lock-step all places wait for the longes
 the other, and when weights are new no rollout begins until all have ended.
 
 In real time, both in turn for a few rounds, medians: rollouts a second with a slow environment (0.2 s an action, in
-worker processes) and a model of the embedded size; rollouts a processor second, and a second, with a fast one: the
-default setting's environment and student, whose answers have 3 to 24 tokens. Where all responses have one length,
-lock-step has nothing to wait for: "even responses" is that case, the worst for whoever goes at their own pace.
+worker processes) and a model of the embedded size, against lock-step that asks one environment after the other, as the
+explorer once did, and that asks all at once, as the virtual clock does; rollouts a processor second, and a second, with
+a fast one: the default setting's environment and student, whose answers have 3 to 24 tokens. Where all responses have
+one length, lock-step has nothing to wait for: "even responses" is that case, the worst for whoever goes at their own
+pace.
 """
 
 import random
@@ -25,7 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from divopd.environments import Observation, make_environment, tasks
+from divopd.environments import Environment, Observation, make_environment, tasks
 from divopd.environments.environment import Method
 from divopd.environments.pool import Answer, EnvironmentPool, InlinePool, environments_in, open_pool
 from divopd.explorer import Acting, Played, Start, play_each
@@ -262,6 +264,7 @@ class Sides(NamedTuple):
     acting: Acting
     tasks: Sequence[str]
     turns: Callable[[int], int]  # that rollout n may have
+    in_turn: bool = False  # in lock-step, an environment is asked when the one before has answered
 
 
 def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
@@ -276,12 +279,18 @@ def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
         file.write_text(ROOM.format(seconds=SLOW_ACTION_S), encoding="utf-8")
         pool = open_pool(f"{file}:Room", {}, size=PLACES, workers=sizes.workers)
         try:
-            slow = _compare(Sides(pool, small, look(), ["room"], depth), sizes.slow_rollouts, sizes.slow_rounds)
+            slow = {
+                name: _compare(
+                    Sides(pool, small, look(), ["room"], depth, in_turn), sizes.slow_rollouts, sizes.slow_rounds
+                )
+                for name, in_turn in (("one after the other", True), ("all at once", False))
+            }
         finally:
             pool.close()
     even = Sides(InlinePool([FastRoom() for _ in range(PLACES)]), small, look(), ["room"], depth)
     return {
-        "slow environment": slow,
+        "slow environment, against lock-step that asks one after the other": slow["one after the other"],
+        "slow environment, against lock-step that asks all at once": slow["all at once"],
         "fast environment": _compare(_default_setting(sizes.turns), sizes.fast_rollouts, sizes.fast_rounds),
         "fast environment, even responses": _compare(even, sizes.fast_rollouts, sizes.fast_rounds),
     }
@@ -294,6 +303,13 @@ def _default_setting(turns: int) -> Sides:
     acting = Acting(style, Codec(student.tokenizer), temperature=1.0, max_response_tokens=24, seed=0)
     pool = InlinePool([make_environment(name) for _ in range(PLACES)])
     return Sides(pool, student, acting, tasks(name, "train"), lambda number: turns)
+
+
+class InTurn:
+    """An environment that cannot be asked now and waited for later."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.reset, self.step = environment.reset, environment.step
 
 
 class FastRoom:
@@ -338,6 +354,8 @@ def _starts(sides: Sides) -> Iterator[Start]:
 
 def _in_lock_step(sides: Sides) -> Iterator[Played]:
     environments = environments_in(sides.pool)
+    if sides.in_turn:
+        environments = [InTurn(environment) for environment in environments]
     return play_each(_starts(sides), sides.acting, student=sides.student, environments=environments)
 
 
