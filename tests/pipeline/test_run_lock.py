@@ -23,9 +23,8 @@ FORKS = """
 import os, sys, time
 from divopd.run.lock import RunLock
 with RunLock(sys.argv[1]):
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # by the child: what it does after a fork has been done
     time.sleep(900)
 """
 
