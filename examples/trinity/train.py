@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import ray
 import torch
 import trinity.trainer.trainer as trinity_trainer
+from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_policy import RESPONSE, Talk, TinyPolicy
 from trinity.algorithm.policy_loss_fn import POLICY_LOSS_FN
@@ -25,6 +26,7 @@ from trinity.common.config import Config, load_config
 from trinity.common.experience import EID, Experience
 from trinity.manager.synchronizer import Synchronizer
 
+ENGINE = "engine.safetensors"  # of a checkpoint: weights, the optimizer's moments, how many steps
 STUDENT, TEACHER = {"seed": 1}, {"seed": 2, "sharpness": 6.0}
 
 
@@ -40,11 +42,15 @@ class CpuEngine(trinity_trainer.TrainEngineWrapper):
         self.clip = config.trainer.grad_clip
 
     async def prepare(self) -> None:
-        if (self.folder / "engine.pt").exists():
-            saved = torch.load(self.folder / "engine.pt", weights_only=True)
-            self.steps = saved["steps"]
-            self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+        if (self.folder / ENGINE).exists():
+            saved = load_file(self.folder / ENGINE)
+            self.steps = int(saved.pop("steps"))
+            self.model.load_state_dict({name: saved.pop(name) for name in self.model.state_dict()})
+            moments: dict[int, dict[str, torch.Tensor]] = {}
+            for name, value in saved.items():
+                _, number, kind = name.split("/")
+                moments.setdefault(int(number), {})[kind] = value
+            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
         await self.upload_state_dict()
 
     @property
@@ -72,9 +78,11 @@ class CpuEngine(trinity_trainer.TrainEngineWrapper):
         await self.synchronizer.set_model_state_dict.remote(weights, self.steps)
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> None:
-        whole = {"steps": self.steps, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(whole, self.folder / "engine.partial")
-        (self.folder / "engine.partial").replace(self.folder / "engine.pt")
+        moments = self.optimizer.state_dict()["state"].items()
+        whole = {"steps": torch.tensor(self.steps)} | self.model.state_dict()
+        whole |= {f"optimizer/{number}/{kind}": value for number, of in moments for kind, value in of.items()}
+        save_file(whole, self.folder / "engine.partial")
+        (self.folder / "engine.partial").replace(self.folder / ENGINE)
 
     async def save_state_dict(self) -> None:
         raise NotImplementedError("weights travel through memory here")
