@@ -176,7 +176,10 @@ class _Recorded(Composer):
         self._composer, self._entry = composer, entry
 
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
-        raise NotImplementedError("`decide` has what was selected")
+        by_key = {candidate.key: candidate for candidate in pool}
+        if self._entry is None:
+            return Selection([], [])
+        return Selection([by_key[key] for key in self._entry.selected], self._entry.passes)
 
     def read(self, queue: Iterable[Any], *, update: int, pending: Iterable[Any]) -> list[Any]:
         """As the pool did; further where the turns of a rollout arrived apart and are together in the store."""
@@ -194,11 +197,11 @@ class _Recorded(Composer):
         named = set(_named(entry))
         if unknown := named - by_key.keys():
             raise InputError(f"update {update}: {min(unknown)} was not there yet; this recording cannot become a run")
-        parts = (entry.selected, entry.stale, entry.aged_out)
-        selected, stale, aged_out = ([by_key[key] for key in keys] for keys in parts)
+        selected, passes = self.select(list(pool), update=update)
+        stale, aged_out = ([by_key[key] for key in keys] for keys in (entry.stale, entry.aged_out))
         invalid = [by_key[rollout, turn] for rollout, turn, _ in entry.invalid]
         left = [candidate for candidate in pool if candidate.key not in named]
-        return Decision(selected, entry.weights, entry.passes, stale, invalid, aged_out, left)
+        return Decision(selected, entry.weights, passes, stale, invalid, aged_out, left)
 
 
 def _named(entry: JournalEntry) -> list[Key]:
