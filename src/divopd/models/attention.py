@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from divopd.models.causal import attend_in_blocks, in_blocks
+
 NAME = "divopd"
 ROOM = 128  # tokens: rows get room in steps of this
 
@@ -99,7 +101,7 @@ class Branches:
         for q, k, v in zip(*(tensor.split(self.lengths, dim=1) for tensor in qkv), strict=True):
             keys, values = (torch.cat([*past, new], dim=1) for past, new in zip(before, (k, v), strict=True))
             new, end = q.shape[1], keys.shape[1]
-            if 2 * new > end and (window is None or end <= window):
+            if 2 * new > end and not in_blocks(q, end) and (window is None or end <= window):
                 # without a mask the half that nobody sees is not computed: that pays for queries that nobody wants
                 whole = torch.cat([q.new_zeros(q.shape[0], end - new, q.shape[2]), q], dim=1)
                 outputs.append(_causal(whole, keys, values, scale=scale, window=window)[:, end - new :])
@@ -234,6 +236,8 @@ def _causal(
 ) -> Tensor:
     """Attention of the last tokens of one row, the queries, over the whole row; masks are taken from `masks`."""
     new, end = query.shape[1], key.shape[1]
+    if (window is None or end <= window) and in_blocks(query, end):
+        return attend_in_blocks(query, key, value, scale=scale)
     qkv = (query[None], key[None], value[None])
     if new == end and (window is None or end <= window):
         return scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True)[0]

@@ -24,6 +24,7 @@ from divopd.models.model_files import check_tokenizer_size, first_line, require_
 from divopd.models.optimization import Lora
 from divopd.models.packing import Row, Sequence, Span, merge_rows, tokens_at_once
 from divopd.models.policy import Response, Vocabulary
+from divopd.models.products import speed_up
 from divopd.models.trees import Node, grow_trees, passes, single_nodes
 from divopd.models.weights import fill_weights, gathered_weights
 
@@ -56,6 +57,7 @@ class TransformersPolicy:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         _refuse_other_architectures(model)
+        speed_up(model)
         self.scorer = Scorer(model).eval()
         self._vocabulary = Vocabulary(tokenizer, rows=model.config.vocab_size)
         forbidden = [id_ for id_ in {*forbidden, *self._vocabulary.unknown} if id_ < model.config.vocab_size]

@@ -183,6 +183,7 @@ def memory_by_device(
         config.student.device: {
             **_learner(config, student, tokens),
             "its copies": copies * student.parameters * width,
+            **_in_order(config, student, copies=copies),
             "caches": in_flight * student.cache_bytes(tokens, width_bytes=width),
         }
     }
@@ -212,7 +213,15 @@ def _acting(config: Config, student: ModelFacts, tokens: int, *, rollouts: int) 
         return engine_parts("student", [student], config, width_bytes=BYTES[config.learner.compute])
     width = BYTES[config.student.dtype]
     cache = rollouts * student.cache_bytes(tokens, width_bytes=width)
-    return {"student": student.parameters * width, "caches": cache, **_workspace(config.student.device)}
+    weights = {"student": student.parameters * width, **_in_order(config, student, copies=1)}
+    return {**weights, "caches": cache, **_workspace(config.student.device)}
+
+
+def _in_order(config: Config, student: ModelFacts, *, copies: int) -> dict[str, int]:
+    """What generation on a CPU keeps of the weights besides (models/products.py)."""
+    part = config.student
+    ours = part.engine == "transformers" and part.device == "cpu" and part.dtype == "float32"
+    return {"weights in oneDNN's order": copies * student.parameters * BYTES[part.dtype]} if ours else {}
 
 
 def teacher_parts(config: Config, teachers: Sequence[ModelFacts]) -> dict[str, int]:

@@ -1,0 +1,108 @@
+"""Products of linear layers by oneDNN, on a CPU in float32.
+
+Torch multiplies float32 matrices by MKL there, which leaves half of an AMD processor unused, and on any processor is
+slow where a few rows meet a large matrix, as in every step of generation. The results are the same to rounding.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+SMALL_PRODUCT = 2**22  # multiplications below which a call of oneDNN costs more than it saves
+FEW_ROWS = 64  # up to so many, reading the weights is what costs: then they are kept in oneDNN's own order
+
+
+def speed_up(model: nn.Module) -> None:
+    """Let the linear layers of a model multiply by oneDNN wherever that is faster; elsewhere nothing changes."""
+    if not product_is_there():
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
+
+
+@cache
+def product_is_there() -> bool:
+    """Whether this build of torch has oneDNN's product of dense float32 tensors."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class Linear(nn.Linear):
+    """torch's linear layer. What generation keeps of the weights is made again when they change."""
+
+    _packed: Tensor | None = None
+    _packed_from: tuple[int, int] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight
+        if not _fits(input, weight):
+            return linear(input, weight, self.bias)
+        if torch.is_grad_enabled():
+            large = input.numel() * weight.shape[0] >= SMALL_PRODUCT
+            return _Product.apply(input, weight, self.bias) if large else linear(input, weight, self.bias)  # pyright: ignore[reportReturnType]
+        if weight.numel() >= SMALL_PRODUCT // FEW_ROWS and input.numel() <= FEW_ROWS * weight.shape[1]:
+            return product(input, self._pack(), self.bias)
+        if input.numel() * weight.shape[0] >= SMALL_PRODUCT:
+            return product(input, weight, self.bias)
+        return linear(input, weight, self.bias)
+
+    def _pack(self) -> Tensor:
+        """The weights in oneDNN's order; torch counts their changes in place."""
+        now = (id(self.weight), self.weight._version)
+        if self._packed is not None and self._packed_from == now:
+            return self._packed
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), FEW_ROWS)
+        self._packed, self._packed_from = packed, now
+        return packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy, which packs its own: oneDNN's tensors cannot be copied."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_packed")}
+
+
+def _fits(tensor: Tensor, weight: Tensor) -> bool:
+    """Whether both are ordinary float32 tensors on a CPU: autocast, shards and compilers have ways of their own."""
+    return (
+        tensor.dtype is weight.dtype is torch.float32
+        and tensor.device.type == weight.device.type == "cpu"
+        and type(weight) in (Tensor, nn.Parameter)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`rows` times the transposed weight, as torch.nn.functional.linear."""
+    return torch.ops.mkldnn._linear_pointwise(_dense(rows), _dense(weight), bias, "none", [], "")
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Without gaps between rows or columns, in a copy if need be: with gaps oneDNN is 100 times slower."""
+    packed = tensor.layout is not torch.strided  # in oneDNN's own order
+    columns = not packed and tensor.dim() == 2 and tensor.t().is_contiguous()
+    return tensor if packed or columns else tensor.contiguous()
+
+
+class _Product(torch.autograd.Function):
+    """The product and its two gradients, which are products, too."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return product(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        gradient, rows = gradients[0].flatten(0, -2), rows.flatten(0, -2)
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            product(gradient, weight.t()).view(*gradients[0].shape[:-1], -1) if of_rows else None,
+            product(gradient.t(), rows.t()) if of_weight else None,
+            gradient.sum(0) if of_bias else None,
+        )
