@@ -16,7 +16,7 @@ from token_rollouts import tiny_model
 
 pytestmark = pytest.mark.skipif(not product_is_there(), reason="this build of torch has no oneDNN")
 
-WIDE = SMALL_PRODUCT // (64 * 100)  # outputs for which 100 rows of 64 numbers are a large product
+WIDE = SMALL_PRODUCT // (64 * FEW_ROWS)  # outputs for which a few rows of 64 numbers are a large product
 
 
 def layer(*, bias: bool) -> tuple[nn.Linear, nn.Linear]:

@@ -216,6 +216,17 @@ def test_every_teacher_needs_memory(model: Path) -> None:
     assert "teacher" not in memory_by_device(config_for(model, model), facts, [], longest=9)["cpu"]
 
 
+def test_generation_on_a_cpu_keeps_the_weights_twice(model: Path) -> None:
+    """A copy for each explorer and for the evaluation, in oneDNN's order; of float32 only."""
+    facts = read_model_facts(model)
+    live = config_for(model, model, clock="live", explorer={"processes": 2, "rollouts_in_flight": 1})
+    device = memory_by_device(live, facts, [], longest=9)["cpu"]
+    assert device["weights in oneDNN's order"] == device["its copies"]
+    adapted = {"model": str(model), "dtype": "bfloat16", "lora": {}}
+    other = memory_by_device(config_for(model, model, student=adapted), facts, [], longest=9)["cpu"]
+    assert "weights in oneDNN's order" not in other
+
+
 def test_a_damaged_model_folder_is_refused(model: Path, tmp_path: Path) -> None:
     """Garbage where a header or a configuration should be is one line, however large it claims to be."""
     broken = shutil.copytree(model, tmp_path / "broken")
