@@ -102,7 +102,11 @@ def _beside(work: Work, way: str, peer: Peer, process: PeerProcess) -> dict[str,
     update = make_update("ours", work.shape)
     with tempfile.TemporaryDirectory() as folder:
         make_model(work.shape).save_pretrained(folder)
-        process.ask("begin", model=folder, way=way, max_tokens=MAX_TOKENS)
+        begun = {"model": folder, "way": way, "max_tokens": MAX_TOKENS}
+        process.ask("begin", **begun)
+        with process.anew() as fresh:
+            fresh.ask("begin", **begun)
+            memory = {"ours": _memory_mb("ours", work), peer.name: fresh.ask("memory", turns=asked)}
     sides = {
         "ours": lambda: timed(lambda: norms.append(update(turns))),
         peer.name: lambda: process.times("update", turns=asked),
@@ -110,7 +114,13 @@ def _beside(work: Work, way: str, peer: Peer, process: PeerProcess) -> dict[str,
     taken = interleaved(sides, rounds=work.rounds)
     told = process.ask("told")
     assert abs(told["norm"] / norms[-1] - 1) < 1e-3, f"the gradients differ: {told}, {norms}"
-    return {"ratio": ratio(taken, ours="ours", theirs=peer.name), **taken, "norms": [norms[-1], told["norm"]]}
+    return {
+        "ratio": ratio(taken, ours="ours", theirs=peer.name),
+        **taken,
+        "memory_mb": memory,
+        "memory_share": memory["ours"] / memory[peer.name],
+        "norms": [norms[-1], told["norm"]],
+    }
 
 
 def _compare(work: Work) -> dict[str, Any]:

@@ -10,8 +10,8 @@ to micro-batches of `max_tokens`; or whole rollouts, one at a time, with a mask.
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
-import resource
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -51,9 +51,21 @@ def update(turns: list[dict]) -> dict:
     return measured(lambda: _update(turns))
 
 
+def memory(turns: list[dict]) -> float:
+    """MB by which the process grows, at its largest, in its first update."""
+    before = _peak_mb()
+    _update(turns)
+    return _peak_mb() - before
+
+
+def _peak_mb() -> float:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
 def told() -> dict:
-    """The gradient's norm of the last update, and the most memory that the process has held."""
-    return {"norm": state["norm"], "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    """The gradient's norm of the last update."""
+    return {"norm": state["norm"]}
 
 
 def _update(turns: list[dict]) -> None:
@@ -101,4 +113,4 @@ def _inputs(rows: list[list[dict]]) -> dict:
     return {"input_ids": ids, "attention_mask": there, "labels": labels, "teacher": teacher, "prompts": prompts}
 
 
-answer({"about": about, "begin": begin, "update": update, "told": told})
+answer({"about": about, "begin": begin, "update": update, "memory": memory, "told": told})

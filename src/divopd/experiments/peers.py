@@ -79,6 +79,7 @@ class PeerProcess:
     """The script of a peer, running. Close it, or leave the `with` block: its process ends then."""
 
     def __init__(self, python: Path, script: Path, *, variables: Mapping[str, str] | None = None) -> None:
+        self._made_of = (python, script, variables)
         self._name, self._said = script.name, tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by close
         self._process = subprocess.Popen(
             [python, script],
@@ -88,6 +89,11 @@ class PeerProcess:
             text=True,
             env={**os.environ, **(variables or {})},
         )
+
+    def anew(self) -> "PeerProcess":
+        """Another process of the same script, which has done nothing yet: to measure what its memory takes."""
+        python, script, variables = self._made_of
+        return PeerProcess(python, script, variables=variables)
 
     def ask(self, question: str, **values: Any) -> Any:
         """The answer to a question that the script knows. If it ends instead, a DivopdError with its last words."""
