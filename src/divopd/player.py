@@ -49,6 +49,7 @@ class Player:
         self._teachers: dict[int, Batching] = {}  # that are asked something, by identity
         self._held = False
         self._over: list[Played] = []
+        self._early = False  # the last step left the models out, for the sake of rollouts that were to begin
 
     @property
     def free(self) -> int:
@@ -97,11 +98,19 @@ class Player:
     def step(self) -> list[Played]:
         """Go on for about the time of one token; the rollouts that ended.
 
-        If no model has anything to do it waits a moment for the environments.
+        If no model has anything to do it waits a moment for the environments. Rollouts that end with what these say
+        come out at once: whatever begins in their places is read together with what the others have to read.
         """
         busy = not self.quiet or bool(self._teachers)
         for answer in self._pool.collect(timeout_s=0.0 if busy else LOOK_S):
             self._send(answer.place, answer.failure or answer.value)
+        self._early = bool(self._over) and not self._early  # not twice in a row: what breaks at once holds nobody up
+        if not self._early:
+            self._step_models()
+        over, self._over = self._over, []
+        return over
+
+    def _step_models(self) -> None:
         if not self.quiet:
             for key, response in self._student.step():
                 assert isinstance(key, int)
@@ -111,8 +120,6 @@ class Player:
                 self._send(key, Answered(response))
             if not teacher.pending:
                 del self._teachers[id(teacher)]
-        over, self._over = self._over, []
-        return over
 
     def _send(self, number: object, given: object) -> None:
         """A rollout has what it wanted: ask for what it wants next, or let it end."""

@@ -114,6 +114,50 @@ def test_a_slow_environment_holds_nobody_up(codec: Codec) -> None:
     assert player.free == 2
 
 
+@dataclass
+class InPhase(Speaker):
+    """Notes how far the answers are that it writes beside each other."""
+
+    lengths: list[set[int]] = field(default_factory=list)
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        self.lengths.append({len(said) for said in self.under_way.values()})
+        return super().step()
+
+
+def test_a_rollout_that_ends_costs_its_place_no_token(codec: Codec) -> None:
+    """Where all answers have one length, whoever begins in its place begins together with the others' next answers."""
+    student = InPhase(codec.response_ids("go"))
+    player = Player(InlinePool([Counting() for _ in range(3)]), student)
+    ended = 0
+    for number in range(20):
+        while not player.free:
+            ended += len(player.step())
+        player.begin(Start(number, "t", 1 + number % 3), acting(codec))
+    assert ended >= 17
+    assert all(len(lengths) == 1 for lengths in student.lengths)
+
+
+class Gone(Counting):
+    """Breaks off before anything has happened if its task says so."""
+
+    def reset(self, task: str) -> Observation:
+        if task == "gone":
+            raise EnvironmentFailure("there was never a corridor")
+        return super().reset(task)
+
+
+def test_rollouts_that_break_at_once_hold_nobody_up(codec: Codec) -> None:
+    """One after the other begins and breaks at one place; the rollout at the other is played to its end."""
+    player = Player(InlinePool([Gone(), Gone()]), Speaker(codec.response_ids("go")))
+    player.begin(Start(0, "t", 8), acting(codec))
+    for number in range(1, 60):
+        player.begin(Start(number, "gone", 8), acting(codec))
+        if any(played.start.number == 0 for played in player.step()):
+            return
+    raise AssertionError("59 rollouts broke, and the one beside them did not end")
+
+
 class LongWinded(Speaker):
     """Answers the first question in a hundred tokens, all others at once."""
 

@@ -154,7 +154,8 @@ class KeyValues:
         self.lengths[row] = tokens
 
     def expect(self, rows: Sequence[int], new: Sequence[int], *, together: int) -> None:
-        self.rows, self.new, self.together = list(rows), list(new), together
+        few = 2 * together <= len(self.lengths)  # copying them out costs more than attending them one by one
+        self.rows, self.new, self.together = list(rows), list(new), 0 if few and together < len(rows) else together
         self._one_each, self._masks = {}, {}
 
     def grow(self) -> None:
@@ -241,6 +242,8 @@ def _causal(
     qkv = (query[None], key[None], value[None])
     if new == end and (window is None or end <= window):
         return scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True)[0]
+    if new == 1 and (window is None or end <= window):
+        return scaled_dot_product_attention(*qkv, scale=scale, enable_gqa=True)[0]
     masks = {} if masks is None else masks
     if (new, end, window) not in masks:
         seen = torch.ones(new, end, dtype=torch.bool, device=query.device).tril(end - new)
