@@ -54,18 +54,6 @@ def texts(pair: Path, role: str) -> TransformersPolicy:
     return TransformersPolicy.load(pair / role)
 
 
-def test_a_tokenizer_is_read_once_as_long_as_its_files_stay_the_same(tmp_path: Path) -> None:
-    """Every part of a run asks for it; a file that was written again is read again."""
-    asked = settings(save_pair(tmp_path))
-    first = Vocabularies(asked).student
-    assert Vocabularies(asked).student is first
-    file = tmp_path / "student" / "tokenizer_config.json"
-    file.write_text(file.read_text(encoding="utf-8").replace("{", "{ ", 1), encoding="utf-8")
-    again = Vocabularies(asked).student
-    assert again is not first
-    assert again.get_vocab() == first.get_vocab()
-
-
 # ── what a model knows ────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,7 +1,6 @@
 """Every command where only the core is installed (`pip install .`): it works, or one line names the extra it needs."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -98,18 +97,11 @@ def _closure(requirements: list[str]) -> set[str]:
     return names
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made-once")
-    make_run(folder / "run")
-    write_turns(folder / "turns.jsonl", synthesize(PRESETS["alfworld"], updates=6, seed=0))
-    return folder
-
-
 @pytest.fixture
-def place(made_once: Path, tmp_path: Path) -> Path:
-    """A folder of the call's own."""
-    return Path(shutil.copytree(made_once, tmp_path, dirs_exist_ok=True))
+def place(tmp_path: Path) -> Path:
+    make_run(tmp_path / "run")
+    write_turns(tmp_path / "turns.jsonl", synthesize(PRESETS["alfworld"], updates=6, seed=0))
+    return tmp_path
 
 
 def _environment(place: Path) -> dict[str, str]:

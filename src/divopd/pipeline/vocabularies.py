@@ -5,7 +5,7 @@ No weight is loaded for it: the tokenizers in the models' folders say it all.
 
 import re
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +20,23 @@ from divopd.prompts.vocabulary import foreign_ids, named
 from divopd.teacher import check_shared_prompt, check_vocabularies, first_fitting
 
 
-def _loaded(folder: Path) -> Any:
-    """The tokenizer of a folder, which is read once as long as its files stay as they are: large ones take a second."""
-    states = [(file.name, file.stat()) for file in sorted(folder.glob("*"))]
-    return _tokenizer(folder, tuple((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in states))
-
-
-@lru_cache(maxsize=8)
-def _tokenizer(folder: Path, files: tuple[object, ...]) -> Any:
-    del files  # another state of them is another tokenizer
-    return load_tokenizer(folder)
-
-
 class Vocabularies:
     """The tokenizers of a run. One that is not on this machine is None: that of a server may lie in `teacher.model`."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
+        self._config, self._load = config, cache(load_tokenizer)
 
     @cached_property
     def student(self) -> Any:
         folder = model_folder(self._config.student.model)
         require_model(folder)
-        return _loaded(folder)
+        return self._load(folder)
 
     @cached_property
     def default_teacher(self) -> Any | None:
         part = self._config.teacher
         if part.url:  # the server's name of the model is often the folder that it was loaded from
-            return _loaded(Path(part.model)) if (Path(part.model) / "tokenizer_config.json").is_file() else None
+            return self._load(Path(part.model)) if (Path(part.model) / "tokenizer_config.json").is_file() else None
         return self._found(part.model)
 
     @cached_property
@@ -58,7 +46,7 @@ class Vocabularies:
 
     def _found(self, model: str) -> Any | None:
         folder = None if is_server(model) else model_folder(model)
-        return _loaded(folder) if folder and folder.exists() else None
+        return self._load(folder) if folder and folder.exists() else None
 
     @property
     def roles(self) -> dict[str, Any | None]:
