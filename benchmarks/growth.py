@@ -256,7 +256,7 @@ def _costs(curve: Curve) -> list[float]:
     return [seconds / curve["processor_s"][0] for seconds in curve["processor_s"]]
 
 
-def _ticks(highest: float) -> tuple[list[float], list[str]]:
+def _ticks(highest: float) -> tuple[list[int], list[str]]:
     places = [place for place in (1, 3, 10, 30, 100, 300) if place <= highest * 1.25]
     return places, [f"{place}×" for place in places]
 
