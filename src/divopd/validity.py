@@ -58,7 +58,7 @@ def _gate(turn: Turn) -> tuple[Reason | None, Sequence[int], _Numbers, _Numbers]
     if not all(mask):
         student, teacher = list(compress(student, mask)), list(compress(teacher, mask))
     used = [*student, *teacher]
-    if not isfinite(fsum_or_nan(used)) or max(used) > MAX_LOGPROB:
+    if not isfinite(sum_or_nan(used)) or max(used) > MAX_LOGPROB:
         return "not_finite", (), (), ()
     return None, mask, student, teacher
 
@@ -121,9 +121,9 @@ def disagreement(turn: Turn) -> float:
     return fsum(map(sub, compress(student, mask), compress(teacher, mask)))
 
 
-def fsum_or_nan(values: Sequence[float]) -> float:
-    """fsum refuses a sum of +inf and -inf, and one that overflows; both are simply not finite here."""
+def sum_or_nan(values: Sequence[float]) -> float:
+    """Finite if all values are; a list may hold an integer that no float holds, which is simply not finite here."""
     try:
-        return fsum(values)
-    except (ValueError, OverflowError):
+        return float(sum(values))
+    except OverflowError:
         return float("nan")

@@ -18,6 +18,7 @@ KEYS = ("bench", "ratio", "unit", "ours", "reference", "detail")
 PACKAGES = {
     "explorer": ("torch", "transformers"),
     "generation": ("torch", "transformers"),
+    "growth": ("torch", "transformers"),
     "learner": ("torch", "transformers"),
     "memory": ("torch", "transformers"),
     "slots": ("torch", "transformers"),

@@ -21,7 +21,7 @@ class DivOPDAdaptive(DivOPD):
             groups.sort(key=lambda group: deadlines[group[0].rollout])  # stable: equal deadlines keep divopd's order
         return sweep(
             groups,
-            rank=lambda group: self.rank(group, update=update),
+            rank=self.ranking(update),
             size=self.settings.batch_size,
             cap=self.cap_under_pressure(groups[:urgent]),
         )

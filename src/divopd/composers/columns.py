@@ -7,18 +7,16 @@ selected, and in which order, is the same (tests/core/test_composers.py).
 
 from collections import defaultdict
 from itertools import compress, count
-from operator import attrgetter
 
 import numpy as np
 
-from divopd.composers.composer import Candidate, WithRest
+from divopd.composers.composer import Candidate, Selection, WithOldest, field
 
 STRETCH = 8192  # turns that fit into the processor's cache
-ROLLOUT, TURN = attrgetter("rollout"), attrgetter("turn")
-FIRST_SEEN, DISAGREEMENT = attrgetter("first_seen"), attrgetter("disagreement")
+ROLLOUT, TURN, FIRST_SEEN, DISAGREEMENT = map(field, ("rollout", "turn", "first_seen", "disagreement"))
 
 
-def select_by_columns(pool: list[Candidate], *, size: int, cap: int | None) -> WithRest:
+def select_by_columns(pool: list[Candidate], *, size: int, cap: int | None) -> WithOldest:
     """The selection of DivOPD, with what it leaves, in the order of the pool."""
     names: defaultdict[str, int] = defaultdict(count().__next__)  # rollouts, numbered as they are first met
     rollout, first_seen = np.empty((2, len(pool)), dtype=np.int64)
@@ -42,9 +40,8 @@ def select_by_columns(pool: list[Candidate], *, size: int, cap: int | None) -> W
     free = np.ones(len(pool), dtype=np.uint8)
     free[taken] = 0
     selected = list(map(pool.__getitem__, taken.tolist()))
-    selection = WithRest(selected, passes[chosen].tolist())
-    selection.left, selection.first_seen = list(compress(pool, free.tobytes())), int(first_seen.min())
-    return selection
+    left = list(compress(pool, free.tobytes()))
+    return WithOldest.of(Selection(selected, passes[chosen].tolist()), int(first_seen.min()), left)
 
 
 def _longest_waiting_first(names: list[str], rollout: np.ndarray, first_seen: np.ndarray) -> np.ndarray:

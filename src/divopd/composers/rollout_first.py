@@ -6,14 +6,14 @@ Algorithm 1 of the paper. The reader's steps (1-3, 8, 9) are in composer.py; ste
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from itertools import groupby
 from random import Random
 
-from divopd.composers.composer import Candidate, Composer, Selection
+from divopd.composers.composer import Candidate, Composer, Selection, WithOldest, field
 
 Group = list[Candidate]
 MANY = 2048  # turns, from which on arrays are faster than lists
-TURN, FIRST_SEEN, DISAGREEMENT = attrgetter("turn"), attrgetter("first_seen"), attrgetter("disagreement")
+ROLLOUT, TURN, FIRST_SEEN, DISAGREEMENT = map(field, ("rollout", "turn", "first_seen", "disagreement"))
 
 
 class RolloutFirst(Composer):
@@ -23,16 +23,17 @@ class RolloutFirst(Composer):
 
     def select(self, pool: list[Candidate], *, update: int) -> Selection:
         groups = longest_waiting_first(group_by_rollout(pool))  # step 4
-        return sweep(
+        selection = sweep(
             groups,
-            rank=lambda group: self.rank(group, update=update),  # step 5
+            rank=self.ranking(update),  # step 5
             size=self.settings.batch_size,
             cap=self.settings.cap,
         )  # steps 6-7
+        return WithOldest.of(selection, min(map(FIRST_SEEN, groups[0]))) if groups else selection
 
     @abstractmethod
-    def rank(self, group: Group, *, update: int) -> Group:
-        """The turns of one rollout in the order in which they fill its slots."""
+    def ranking(self, update: int) -> Callable[[Group], Group]:
+        """What puts the turns of one rollout into the order in which they fill its slots. It may do so in place."""
 
 
 class DivOPD(RolloutFirst):
@@ -45,25 +46,28 @@ class DivOPD(RolloutFirst):
 
         return select_by_columns(pool, size=self.settings.batch_size, cap=self.settings.cap)
 
-    def rank(self, group: Group, *, update: int) -> Group:
+    def ranking(self, update: int) -> Callable[[Group], Group]:
         del update
-        return by_disagreement(group)
+        return by_disagreement
 
 
 class DivOPDBase(RolloutFirst):
     """Gate and rollout-first coverage; turns inside a rollout are drawn uniformly."""
 
-    def rank(self, group: Group, *, update: int) -> Group:
-        ordered = sorted(group, key=lambda c: c.turn)
-        # a string seed is hashed with SHA-512: the same draw on any machine and with any hash seed
-        Random(f"{self.settings.seed}/{update}/{group[0].rollout}").shuffle(ordered)
-        return ordered
+    def ranking(self, update: int) -> Callable[[Group], Group]:
+        def drawn(group: Group) -> Group:
+            group.sort(key=TURN)
+            # a string seed is hashed with SHA-512: the same draw on any machine and with any hash seed
+            Random(f"{self.settings.seed}/{update}/{group[0].rollout}").shuffle(group)
+            return group
+
+        return drawn
 
 
 def group_by_rollout(pool: Iterable[Candidate]) -> list[Group]:
     groups: defaultdict[str, Group] = defaultdict(list)
-    for candidate in pool:
-        groups[candidate.rollout].append(candidate)
+    for rollout, together in groupby(pool, key=ROLLOUT):  # turns of one rollout arrive together
+        groups[rollout] += together
     return list(groups.values())
 
 
@@ -71,11 +75,11 @@ def longest_waiting_first(groups: list[Group]) -> list[Group]:
     return sorted(groups, key=lambda group: (min(map(FIRST_SEEN, group)), group[0].rollout))
 
 
-def by_disagreement(group: Iterable[Candidate]) -> Group:
+def by_disagreement(group: Group) -> Group:
     """Largest disagreement first, ties by turn: two stable sorts, which are faster than one by a pair."""
-    ranked = sorted(group, key=TURN)
-    ranked.sort(key=DISAGREEMENT, reverse=True)
-    return ranked
+    group.sort(key=TURN)
+    group.sort(key=DISAGREEMENT, reverse=True)
+    return group
 
 
 def sweep(groups: list[Group], *, rank: Callable[[Group], Group], size: int, cap: int | None) -> Selection:
@@ -93,13 +97,12 @@ def sweep(groups: list[Group], *, rank: Callable[[Group], Group], size: int, cap
         unfinished: list[Group] = []
         for group in waiting:
             ranked = rank(group) if number == 1 else group
-            stop = len(ranked) if limit is None else limit
-            selected += ranked[given : min(stop, given + size - len(selected))]
-            if len(selected) == size:
+            selected += ranked[given:limit]
+            if len(selected) >= size:
                 break
-            if stop < len(ranked):
+            if limit is not None and len(ranked) > limit:
                 unfinished.append(ranked)
-        assert limit is not None or not unfinished
+        del selected[size:]
         passes += [number] * (len(selected) - len(passes))
         waiting, given, limit = unfinished, limit or 0, (limit or 0) + 1
     return Selection(selected, passes)

@@ -1,7 +1,7 @@
 """What the store says about turns and updates: plain data, and the JSON of a journal entry."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from divopd.composers.composer import Candidate, Composer, Decision, Settings
@@ -36,9 +36,8 @@ class StoredTurn(NamedTuple):
 
     def candidate(self, *, update: int) -> Candidate:
         """The turn as a composer sees it at this update: a fresh turn is first seen now."""
-        _, rollout, turn, task, version, _, reason, disagreement, tokens, valid_tokens, *whole, first_seen, _ = self
-        seen = update if first_seen is None else first_seen
-        return Candidate(rollout, turn, task, version, seen, reason, disagreement, tokens, valid_tokens, *whole)
+        seen = update if self.first_seen is None else self.first_seen
+        return Candidate(*self[1:5], seen, *self[6:12])  # the same fields in the same order, but for available_at
 
 
 class Account(NamedTuple):
@@ -118,14 +117,14 @@ class JournaledBatch:
 
 
 def entry_of(decision: Decision, *, update: int, composer: Composer, watermark: int) -> JournalEntry:
-    """The journal entry of a decision."""
+    """The journal entry of a decision, as it will be read."""
     return JournalEntry(
         update=update,
         settings=composer.settings,
         watermark=watermark,
         selected=[c.key for c in decision.selected],
-        weights=list(decision.weights),
-        passes=list(decision.passes),
+        weights=list(map(float, decision.weights)),
+        passes=list(map(int, decision.passes)),
         stale=[c.key for c in decision.stale],
         invalid=[(c.rollout, c.turn, str(c.reason)) for c in decision.invalid],
         aged_out=[c.key for c in decision.aged_out],
@@ -150,7 +149,7 @@ def encode_entry(entry: JournalEntry) -> tuple[bytes, bytes]:
         "invalid": entry.invalid,
         "aged_out": entry.aged_out,
     }
-    return to_json_bytes(asdict(entry.settings)), to_json_bytes(record)
+    return to_json_bytes(vars(entry.settings)), to_json_bytes(record)
 
 
 def decode_entry(settings: bytes, record: bytes, *, update: int, watermark: int) -> JournalEntry:

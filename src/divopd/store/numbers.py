@@ -1,11 +1,19 @@
 """A list of numbers as it lies in a payload: bytes until somebody looks at it."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 BYTES = {"i": 4, "d": 8, "B": 1}  # by the code of the module struct
 KINDS = {"i": "<i4", "d": "<f8", "B": "u1"}  # as numpy says it
+
+
+@cache
+def _reader(code: str) -> Callable[[bytes], Any]:
+    import numpy as np  # here only: whoever imports divopd need not wait for it
+
+    return partial(np.frombuffer, dtype=np.dtype(KINDS[code]))
 
 
 class Numbers(Sequence[Any]):
@@ -44,9 +52,7 @@ class Numbers(Sequence[Any]):
         return repr(self.tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        import numpy as np  # here only: whoever imports divopd need not wait for it
-
-        values = np.frombuffer(self.raw, KINDS[self.code])
+        values = _reader(self.code)(self.raw)
         if dtype is not None and values.dtype != dtype:
             return values.astype(dtype)
         return values.copy() if copy else values

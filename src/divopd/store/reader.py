@@ -47,9 +47,8 @@ _BY_ROLLOUT = f"SELECT {_LIGHT} FROM rollouts r CROSS JOIN turns t ON t.rollout 
 _BY_KEY = f"""SELECT {_LIGHT} FROM json_each(?) k CROSS JOIN rollouts r ON r.id = json_extract(k.value, '$[0]')
     CROSS JOIN turns t ON t.rollout = r.number AND t.turn = json_extract(k.value, '$[1]')"""
 # a blob above the limit is never brought into memory
-_PAYLOADS = f"""SELECT t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTES} THEN p.payload END
-    FROM json_each(?) k CROSS JOIN turns t ON t.arrival = k.value LEFT JOIN payloads p ON p.arrival = t.arrival
-    ORDER BY k.key"""
+_PAYLOADS = f"""SELECT t.arrival, t.digest, CASE WHEN length(p.payload) <= {MAX_PAYLOAD_BYTES} THEN p.payload END
+    FROM json_each(?) k CROSS JOIN turns t ON t.arrival = k.value LEFT JOIN payloads p ON p.arrival = t.arrival"""
 
 
 def available(queue: Iterable[StoredTurn], *, update: int) -> Iterator[StoredTurn]:
@@ -296,7 +295,10 @@ class StoreReader(Session):
 
     def _whole_turns(self, turns: Sequence[StoredTurn]) -> list[Turn]:
         rows = self._db.execute(_PAYLOADS, (json.dumps([turn.arrival for turn in turns]),))
-        return [self._whole(turn, *row) for turn, row in zip(turns, rows, strict=True)]
+        wanted = {turn.arrival: turn for turn in turns}
+        # one after another, in whatever order: SQLite would copy payloads to sort them, a list of them leaves the cache
+        whole = {arrival: self._whole(wanted[arrival], *content) for arrival, *content in rows}
+        return [whole[arrival] for arrival in wanted]
 
     def _whole(self, turn: StoredTurn, digest: bytes, payload: bytes | None) -> Turn:
         if payload is None or digest_of(payload) != digest:
@@ -314,7 +316,10 @@ def stored_turn(row: tuple[Any, ...]) -> StoredTurn:
         raise NotAStoreError(
             f"the store holds a turn {list(row[:-2])!r} with fate {kind!r}, which no put can have written"
         )
-    return StoredTurn._make((*row[:-2], Fate(kind, update, reason if kind == "invalid" else None)))
+    return StoredTurn._make((*row[:-2], _fate(kind, update, reason if kind == "invalid" else None)))
+
+
+_fate = lru_cache(maxsize=256)(Fate)  # most of those that are read together are alike
 
 
 @lru_cache(maxsize=4096)  # turns of one rollout come together

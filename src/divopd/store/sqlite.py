@@ -7,6 +7,7 @@ transaction: when it raises, nothing has changed.
 A Store belongs to the thread and the process that opened it; open one in each.
 """
 
+import json
 from collections.abc import Mapping
 from itertools import groupby
 from math import isnan
@@ -27,7 +28,6 @@ from divopd.store.journal import (
     JournalEntry,
     Key,
     StoredTurn,
-    decode_entry,
     encode_entry,
     entry_of,
     exits_of,
@@ -250,13 +250,15 @@ class Store(CallLog):
             self._check_epoch(epoch)
             if update != self.updates:
                 raise StoreError(f"{self.path}: asked to compose update {update}, but the next one is {self.updates}")
-            pool = {turn.key: turn for turn in self._read_pool(composer, update)}
-            decision = composer.decide([turn.candidate(update=update) for turn in pool.values()], update=update)
+            stored = self._read_pool(composer, update)
+            pool = {(turn.rollout, turn.turn): turn for turn in stored}
+            decision = composer.decide([turn.candidate(update=update) for turn in stored], update=update)
             _check_complete(decision, pool, method=composer.settings.method)
             # pending turns lie below the watermark, fresh ones above it
-            watermark = max([self._watermark(), *(turn.arrival for turn in pool.values())])
+            watermark = max([self._watermark(), *[turn.arrival for turn in stored]])
             self._write_fates(decision, pool, update)
-            entry, digest = self._write_entry(entry_of(decision, update=update, composer=composer, watermark=watermark))
+            entry = entry_of(decision, update=update, composer=composer, watermark=watermark)
+            digest = self._write_entry(entry)
         with self.snapshot():  # what `batch` gives, without asking again for what was just read and written
             turns = self._whole_turns([pool[key] for key in entry.selected])
         return JournaledBatch(entry, digest.hex(), turns, decision.selected)
@@ -310,15 +312,18 @@ class Store(CallLog):
             raise FencedError(f"{self.path}: learner {epoch} was replaced by learner {current}; stop this one")
 
     def _write_fates(self, decision: Decision, pool: dict[Key, StoredTurn], update: int) -> None:
-        rows: list[tuple[str, int | None, int, int]] = [
-            (fate, update, c.first_seen, pool[c.key].arrival) for fate, left in exits_of(decision).items() for c in left
-        ]
-        fresh = (c for c in decision.pending if pool[c.key].first_seen is None)
-        rows += [("pending", None, update, pool[c.key].arrival) for c in fresh]
-        self._db.executemany("UPDATE turns SET fate = ?, fate_update = ?, first_seen = ? WHERE arrival = ?", rows)
+        query = """UPDATE turns SET fate = ?, fate_update = ?, first_seen = coalesce(first_seen, ?)
+            WHERE arrival IN (SELECT value FROM json_each(?))"""
+        stays = {turn.arrival for turn in pool.values() if turn.first_seen is None}
+        for fate, candidates in exits_of(decision).items():
+            arrivals = [pool[c.rollout, c.turn].arrival for c in candidates]
+            stays.difference_update(arrivals)
+            if arrivals:
+                self._db.execute(query, (fate, update, update, json.dumps(arrivals)))
+        self._db.execute(query, ("pending", None, update, json.dumps(sorted(stays))))
 
-    def _write_entry(self, entry: JournalEntry) -> tuple[JournalEntry, bytes]:
-        """The entry as it will be read, and its digest."""
+    def _write_entry(self, entry: JournalEntry) -> bytes:
+        """Write it; returns its digest."""
         settings, record = encode_entry(entry)
         before = self._one("SELECT digest FROM updates ORDER BY number DESC LIMIT 1", default=b"")
         digest = entry_digest(before, entry.update, entry.watermark, settings, record)
@@ -327,7 +332,7 @@ class Store(CallLog):
         self._db.execute(
             "INSERT INTO updates (number, watermark, settings, record, digest) VALUES (?, ?, ?, ?, ?)", row
         )
-        return decode_entry(settings, record, update=entry.update, watermark=entry.watermark), digest
+        return digest
 
     # ── records, counts and notes ─────────────────────────────────────────────────────────────────────────────────
 
@@ -460,7 +465,7 @@ def _count_rows(pool: list[StoredTurn], composer: Composer, update: int) -> int:
 def _check_complete(decision: Decision, pool: dict[Key, StoredTurn], *, method: str) -> None:
     """A user's own composer may have bugs; a turn that is lost or taken twice must not reach the journal."""
     parts = (decision.selected, decision.stale, decision.invalid, decision.aged_out, decision.pending)
-    keys = [candidate.key for part in parts for candidate in part]
+    keys = [(candidate.rollout, candidate.turn) for part in parts for candidate in part]
     rows = len(decision.selected)
     if len(keys) != len(pool) or set(keys) != pool.keys() or {len(decision.weights), len(decision.passes)} != {rows}:
         raise StoreError(
