@@ -9,5 +9,10 @@ def give_back() -> None:
     from vllm.distributed import cleanup_dist_env_and_memory
 
     cleanup_dist_env_and_memory()
+    remove_meeting_files()
+
+
+def remove_meeting_files() -> None:
+    """Those by which the members of process groups found one another: an engine that is killed leaves its own."""
     for file in Path(tempfile.gettempdir()).glob("vllm_dist_*"):
         file.unlink(missing_ok=True)
