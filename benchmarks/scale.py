@@ -231,6 +231,7 @@ def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # its moments are there now
     total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    block = os.urandom(2**20)
     with tempfile.TemporaryDirectory() as name:
 
         def publish(version: int) -> None:
@@ -243,15 +244,25 @@ def _publish_and_load(hidden: int, layers: int) -> dict[str, float]:
             tensors = {n: torch.from_numpy(a).view(kinds[n][0]).reshape(kinds[n][1]) for n, a in arrays.items()}
             fill_weights(model, tensors, source="the object store")
 
-        def save() -> None:
-            save_checkpoint(f"{name}/checkpoints", update=0, model=model, optimizer=optimizer, state={})
+        def save(update: int) -> None:
+            """All of it by this core; several ranks write their parts at once, all to the same disk."""
+            save_checkpoint(f"{name}/checkpoints", update=update, model=model, optimizer=optimizer, state={}, keep=1)
+
+        def write_alone() -> None:
+            """So many bytes that must be there, and nothing else."""
+            with (Path(name) / "plain").open("wb", buffering=0) as file:
+                for _ in range(total // len(block)):
+                    file.write(block)
+                os.fsync(file.fileno())
 
         seconds = {
             "publish": _best(lambda v=v: publish(v) for v in range(3)),
-            "publish, with this disk": _seconds(lambda: publish(3), time.perf_counter),
-            "checkpoint, with this disk": _seconds(save, time.perf_counter) / 3,  # weights and two moments
+            "publish, with this disk": _best((lambda v=v: publish(v) for v in range(3, 6)), time.perf_counter),
+            "checkpoint": _best(lambda u=u: save(u) for u in range(3)) / 3,  # weights and two moments
+            "checkpoint, with this disk": _best((lambda u=u: save(u) for u in range(3, 6)), time.perf_counter) / 3,
+            "this disk alone": _best([write_alone] * 3, time.perf_counter),
             "through memory": _best([pass_on] * 3),
-            "load": _best([lambda: load_weights(Path(name) / "000003", model)] * 3),
+            "load": _best([lambda: load_weights(Path(name) / "000005", model)] * 3),
         }
     return {stage: total / spent for stage, spent in seconds.items()}
 

@@ -26,7 +26,7 @@ class Measured:
     store_turns_per_s: float  # on the live path: kept for the teacher, read by it, put
     composer_s: float  # of an update in the store
     written_bytes_per_s: float  # of a version, hashed while it is written
-    saved_bytes_per_s: float  # of a checkpoint, read back to be verified
+    saved_bytes_per_s: float  # of a checkpoint, hashed while it is written beside the updates
     passed_bytes_per_s: float  # of a version, copied into memory that is shared and from there into a model
 
 
