@@ -401,7 +401,8 @@ def _check_memory(
         _check_device(plan, device, parts)
     plan.problems.extend(misfits(config, by_actor, by_device))
     if config.machine.name and not plan.problems:
-        plan.say("fits", f"on {named(config)}: every role in the memory of its GPUs, all GPUs counted")
+        gpus = "every role in the memory of its GPUs, all GPUs counted"
+        plan.say("fits", f"on {named(config)}: {gpus if config.machine.gpus else 'all of it in its memory'}")
 
 
 def _check_device(plan: Plan, device: str, parts: dict[str, int]) -> None:
