@@ -1,6 +1,10 @@
 """scripts/gpu_lines.py COVERAGE.json [--write]: the lines for GPUs that no test has entered, for docs/cluster.md.
 
-    coverage run --source src/divopd -m pytest FILES && coverage combine && coverage json -o COVERAGE.json
+    coverage run --rcfile RC -m pytest -m "slow or not slow" FILES     in .venv and in .venv-vllm
+    coverage combine --rcfile RC && coverage json --rcfile RC -o COVERAGE.json
+
+RC has under [run]: source = src/divopd (a whole path), parallel = true, data_file, patch = subprocess, _exit,
+sigterm = true. Coverage is not among the project's dependencies: pip install coverage.
 
 A line is for GPUs if it speaks of them (WORDS), or stands under a condition that does, or after one that leaves. Of
 these, coverage knows which were never entered. Where both halves are one line (`x if gpu else y`), it cannot know: such
