@@ -1,5 +1,6 @@
 """Layers that torch compiles: the same gradient, nothing else changed."""
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,6 +77,20 @@ def test_what_needs_no_gradient_runs_as_it_did() -> None:
     responses = [each.policy.respond(prompts, **asked) for each in (plain, compiled)]
     for one, other in zip(*responses, strict=True):
         assert (one.ids, one.logprobs.tolist()) == (other.ids, other.logprobs.tolist())
+
+
+@WITHOUT
+def test_compiled_code_lies_where_only_its_user_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder for small results, unless another one is named for it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/another")
+    learner(compile=True)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/another"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("DIVOPD_CACHE", str(tmp_path / "mine"))
+    learner(compile=True)
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert place == tmp_path / "mine" / "compiled"
+    assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

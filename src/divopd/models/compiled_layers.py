@@ -15,15 +15,31 @@ import torch
 
 from divopd.errors import InputError
 from divopd.models.attention import keep_out_of_graphs
+from divopd.remembered import remembered_file
+
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # torch's name for it; what the user has set counts
 
 
 def compile_layers(model: Any) -> None:
     """Before weights are shared out; compiling takes its time in the first passes."""
     require_compiler(next(model.parameters()).device.type)
+    _keep_code_to_ourselves()
     keep_out_of_graphs()
     for layer in model.get_decoder().layers:
         for part in layer.children():
             part.forward = _for_gradients(part.forward)
+
+
+def _keep_code_to_ourselves() -> None:
+    """Torch keeps what it compiled, and loads it again as code: by default from the folder that all users may write."""
+    if FOLDER not in os.environ:
+        place = remembered_file("compiled", "code").parent
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"learner.compile needs a folder for code, and {place} cannot be made ({error}); name "
+                             f"another one in {FOLDER}") from None  # fmt: skip
+        os.environ[FOLDER] = str(place)
 
 
 def _for_gradients(plain: Callable[..., Any]) -> Callable[..., Any]:
