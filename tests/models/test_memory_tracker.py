@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="for want of the extra train")
 pytest.importorskip("transformers", reason="for want of the extra train")
 
+from divopd.models.logit_chunks import ON_CPU, ON_CUDA
 from divopd.models.published import PUBLISHED, qwen_config
 from divopd.plan.learner_memory import learner_bytes
 
@@ -19,8 +20,9 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 STUDENTS = ("Qwen2.5-1.5B-Instruct", "Qwen3-1.7B", "Qwen2.5-3B-Instruct", "Qwen3-4B", "Qwen2.5-7B-Instruct")
 
 
-def compared(student: str, *, ranks: int, layers: int, tokens: int = 10_752) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", str(FILE), student, str(ranks), str(tokens), str(layers)]
+def compared(student: str, *, ranks: int, layers: int, tokens: int = 10_752, scored: int = 512) -> dict[str, Any]:
+    numbers = map(str, (ranks, tokens, layers, scored))
+    command = [sys.executable, "-W", "ignore", str(FILE), student, *numbers]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -41,6 +43,14 @@ def assert_near(row: dict[str, Any]) -> None:
 def test_the_forecast_agrees_with_the_tracker(student: str, ranks: int) -> None:
     """The students of all six settings, each with four of its layers: all of them are `divopd bench memory`."""
     assert_near(compared(student, ranks=ranks, layers=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "scored"), [(400, 400), (1024, 1024), (4096, 4096), (10_752, 10_752)])
+@pytest.mark.parametrize("student", ["Qwen3-1.7B", "Qwen2.5-7B-Instruct"])
+def test_so_it_does_where_logits_weigh_more_than_layers(student: str, tokens: int, scored: int) -> None:
+    """Logits in chunks of the size for CUDA, one and many, kept and computed again; heads of both kinds."""
+    assert_near(compared(student, ranks=2, layers=2, tokens=tokens, scored=scored))
 
 
 @pytest.mark.parametrize("student", STUDENTS)
@@ -73,7 +83,8 @@ def test_ranks_share_what_stays_and_not_what_passes() -> None:
     student = PUBLISHED["Qwen2.5-7B-Instruct"]
 
     def parts(**changes: Any) -> dict[str, int]:
-        usual: dict[str, Any] = {"ranks": 2, "tokens": 10_752, "compute": "bfloat16", "recompute": True}
+        usual: dict[str, Any] = {"ranks": 2, "tokens": 10_752, "scored": 512, "device": "cuda"}
+        usual |= {"compute": "bfloat16", "recompute": True}
         return learner_bytes(student, **usual | changes)
 
     two, eight = parts(), parts(ranks=8)
@@ -83,3 +94,15 @@ def test_ranks_share_what_stays_and_not_what_passes() -> None:
     assert parts(recompute=False)["activations"] > 8 * two["activations"]
     assert parts(compute="float32")["activations"] > 1.5 * two["activations"]
     assert parts(ranks=1)["gathered weights"] == 2 * student.parameters  # autocast's copies
+
+
+def test_larger_chunks_of_logits_are_counted() -> None:
+    """A short input of which all is scored: on CUDA up to four chunks of 268 MB wait, on a CPU as many of 34 MB."""
+    student = PUBLISHED["Qwen3-1.7B"]
+    on = {
+        device: learner_bytes(
+            student, ranks=2, tokens=4096, scored=4096, compute="bfloat16", recompute=True, device=device
+        )["activations"]
+        for device in ("cpu", "cuda")
+    }
+    assert on["cuda"] - on["cpu"] == 4 * (ON_CUDA.kept - ON_CPU.kept)

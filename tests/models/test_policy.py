@@ -14,9 +14,11 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 from divopd.cli import main
 from divopd.errors import AlignmentError, InputError
 from divopd.learner.torch_learner import TorchLearner
+from divopd.models.logit_chunks import ON_CPU, ON_CUDA, LogitChunks, logit_chunks
 from divopd.models.model_files import read_model_facts
 from divopd.models.optimization import Optimization
 from divopd.models.policy import Policy, Response
+from divopd.models.published import PUBLISHED
 from divopd.models.tiny import build_model, build_tokenizer, save_model
 from divopd.models.transformers_policy import TransformersPolicy
 from token_rollouts import VOCABULARY, gradient, own_copy, plain_logprobs, rollout, tiny_model
@@ -54,13 +56,18 @@ def test_score_keeps_order_and_empty_spans(policy: TransformersPolicy) -> None:
         policy.score([short], [[(0, 2)]])
 
 
-def test_a_large_vocabulary_is_projected_in_chunks() -> None:
-    """With 2¹⁸ tokens in the vocabulary a chunk has 32 positions; scores and gradients are those of all at once."""
+@pytest.mark.parametrize("chunks", [ON_CPU, ON_CUDA, LogitChunks(at_once=2**20, kept=2**21)], ids=str)
+def test_a_large_vocabulary_is_projected_in_chunks(chunks: LogitChunks) -> None:
+    """With 2¹⁸ tokens in the vocabulary a chunk has 32, 256 or 4 positions; scores and gradients are all the same.
+
+    Of the smallest, two are kept for the backward pass and eleven are computed again.
+    """
     model = tiny_model(torch.float32, vocab_size=2**18, hidden_size=8, tie_word_embeddings=True, initializer_range=0.5)
     turn = replace(rollout("a", turns=1)[0], response_ids=(ids := tokens(50, 1)), teacher_mask=None,
                    student_logprobs=[-1.0] * 50, teacher_logprobs=[-9.0] * 50, action_mask=[1] * 50)  # fmt: skip
     reference = copy.deepcopy(model)
     policy = TransformersPolicy(model)
+    policy.scorer.chunks = chunks
     start = len(turn.prompt_ids)
     expected = plain_logprobs(reference, turn)
     ((scores,),) = policy.score([[*turn.prompt_ids, *ids]], [[(start, start + 50)]])
@@ -68,6 +75,13 @@ def test_a_large_vocabulary_is_projected_in_chunks() -> None:
     TorchLearner(policy).gradient([turn])
     (-(torch.full((50,), -9.0) - expected.detach()) * expected).mean().backward()
     assert (gradient(model) - gradient(reference)).norm() < 1e-4 * gradient(reference).norm()
+
+
+def test_chunks_on_a_gpu_are_large_enough_for_its_products() -> None:
+    """At 295 positions an H100 reads the head in the time of the product; the students' vocabularies allow more."""
+    assert logit_chunks("cuda") == logit_chunks("cuda:1") == ON_CUDA
+    assert logit_chunks("cpu") == ON_CPU
+    assert min(ON_CUDA.at_once // model.vocabulary for model in PUBLISHED.values()) > 989e12 / 3350e9
 
 
 def test_a_sliding_window_is_respected() -> None:

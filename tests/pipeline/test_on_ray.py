@@ -32,6 +32,7 @@ from divopd.run.folder import RunFolder
 from divopd.store import Answer, Question, Store, count_incomplete, program_figures, read_attempts
 from doubles.listener import Listener
 from small_runs import config, outcome
+from vllm_engines import remove_meeting_files
 from waiting import wait_for
 from word_model import save_model
 
@@ -156,6 +157,8 @@ def test_every_actor_of_two_machines_is_killed_once(
     assert sorted(rates) == [0, 10]
     newest = numbered_folders(tmp_path / "run" / "checkpoints")[-1]
     assert (newest / "weights.safetensors").exists()  # each machine has one rank, and that has all weights
+    if engine == "vllm":
+        remove_meeting_files()
 
 
 @pytest.mark.slow

@@ -15,13 +15,24 @@ def place(device, gpu):
         count()
     size = 1 if gpu else 2
     return size
+
+
+def attend(device):
+    look()
+    if device != "cuda":
+        return None
+    import flash
+    return flash
 '''
 
 
 def test_lines_for_gpus_are_those_that_speak_of_them_or_stand_under_such_a_condition() -> None:
-    """Words in docstrings do not count; where both halves are one line, that is said."""
+    """So is what comes after one that leaves. Words in docstrings do not count; two halves on one line are said."""
     found = [(line.number, line.where, line.half) for line in lines_for_gpus(SOURCE, file="a.py")]
-    assert found == [(4, "place", False), (5, "place", False), (6, "place", True)]
+    assert found == [
+        (4, "place", False), (5, "place", False), (6, "place", True),
+        (12, "attend", False), (13, "attend", False), (14, "attend", False), (15, "attend", False),
+    ]  # fmt: skip
 
 
 def test_the_page_lists_lines_that_are_in_the_code() -> None:

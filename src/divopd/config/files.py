@@ -24,6 +24,7 @@ Place = tuple[str, ...]  # the keys that lead to a value
 
 SWITCHES = (
     ("environment", "settings"),
+    ("learner", "compile"),
     ("learner", "keep_tokens"),
     ("prompts", "template"),
 )  # where true and false are values

@@ -24,6 +24,7 @@ from divopd.learner import Weights
 from divopd.learner.sums import Sums, Target, target_of
 from divopd.learner.timing import Clock
 from divopd.models.attention import Read
+from divopd.models.compiled_layers import compile_layers
 from divopd.models.logprobs import Scorer, at_least_float32
 from divopd.models.objective import token_weights
 from divopd.models.optimization import Optimization
@@ -47,6 +48,8 @@ class TorchLearner:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         if settings.activations == "recompute":
             policy.checkpoint_activations()
+        if settings.compile:
+            compile_layers(policy.model)
         if self.ranks > 1:
             shard(policy.scorer, compute=settings.compute, mesh=mesh_of(policy.device, self.ranks, nodes=nodes))
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]

@@ -268,3 +268,10 @@ def register() -> str:
 
     AttentionInterface.register(NAME, _attention)
     return NAME
+
+
+def keep_out_of_graphs() -> None:
+    """Let torch.compile stop before attention and go on behind it, in this process: here Python says who sees whom."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, torch.compiler.disable(_attention))

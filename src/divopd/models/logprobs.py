@@ -8,24 +8,27 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from divopd.models.attention import Layout
-
-LOGITS_AT_ONCE = 2**23  # scored positions × vocabulary in one chunk: 32 MB in float32
-LOGITS_KEPT = 2**25  # of one input; those of further chunks are computed again in the backward pass
+from divopd.models.logit_chunks import LogitChunks, logit_chunks
 
 
 class Scorer(nn.Module):
-    """The forward pass of log probabilities as one module, so that FSDP2 gathers the head's weights for it too."""
+    """The forward pass of log probabilities as one module, so that FSDP2 gathers the head's weights for it too.
 
-    def __init__(self, model: Any) -> None:
+    Without `chunks` they are those of the device on which the model is.
+    """
+
+    def __init__(self, model: Any, *, chunks: LogitChunks | None = None) -> None:
         super().__init__()
         self.model = model
+        self.chunks = chunks
 
     def forward(self, ids: Tensor, positions: Tensor, layout: Layout, index: Tensor, targets: Tensor) -> Tensor:
         """Log probabilities of `targets`, each predicted at the input position that `index` names."""
         hidden = hidden_states(self.model, ids, positions, layout)[index]
         head = self.model.get_output_embeddings()
-        size = max(1, LOGITS_AT_ONCE // self.model.config.vocab_size)
-        kept = LOGITS_KEPT // LOGITS_AT_ONCE if torch.is_grad_enabled() else len(hidden)
+        chunks = self.chunks or logit_chunks(hidden.device.type)
+        size = max(1, chunks.at_once // self.model.config.vocab_size)
+        kept = chunks.kept // chunks.at_once if torch.is_grad_enabled() else len(hidden)
         parts = enumerate(zip(hidden.split(size), targets.split(size), strict=True))
         return torch.cat(
             [

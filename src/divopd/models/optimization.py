@@ -33,6 +33,8 @@ class Optimization:
     """They are kept for the backward pass, or computed again there: time for memory."""
     compute: Literal["float32", "bfloat16"] = "float32"
     """The type of the products. Trained weights stay float32: a step of 1e-6 would be lost in bfloat16 ones."""
+    compile: bool = False
+    """The learner's layers, all but their attention, are compiled by torch: the first updates take longer."""
 
     def lr_at(self, update: int) -> float:
         """The learning rate of an update, counted from 0."""

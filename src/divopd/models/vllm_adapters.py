@@ -1,7 +1,7 @@
 """Versions that are adapters (LoRA), as vLLM takes them: a folder in peft's format, and a request that names it.
 
 The engine's own weights stay. Every version is another adapter to vLLM, with a name of its own, so that nothing which
-was read with an older one is used again.
+was read with an older one is used again. Folders of older ones go as soon as no request acts with them.
 """
 
 import json
@@ -36,7 +36,15 @@ class Adapters:
         self._folder = Path(mkdtemp(prefix="divopd-adapters-"))
         finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._number = 0
+        self._under_way: dict[str, int] = {}  # requests, and the number of what they act with
         self.request: Any = None
+
+    def begin(self, request: str) -> None:
+        """A request of this name acts with what is newest now; vLLM may read its folder until the request ends."""
+        self._under_way[request] = self._number
+
+    def end(self, request: str) -> None:
+        del self._under_way[request]
 
     def take(self, weights: "Mapping[str, Tensor]", *, shapes: Mapping[str, list[int]], source: str) -> None:
         """Act with these from now on. `shapes` are the model's; adapters of another one raise a CheckpointError."""
@@ -52,6 +60,11 @@ class Adapters:
                   path / "adapter_model.safetensors")  # fmt: skip
         (path / "adapter_config.json").write_text(json.dumps(self._config(weights)), encoding="utf-8")
         self.request = LoRARequest(f"version-{self._number}", self._number, str(path))
+        for number in {int(folder.name) for folder in self._folder.iterdir()} - {
+            *self._under_way.values(),
+            self._number,
+        }:
+            shutil.rmtree(self._folder / str(number))
 
     def _expected(self, weights: "Mapping[str, Tensor]", shapes: Mapping[str, list[int]]) -> dict[str, str]:
         """What the tensors are like that adapt these layers of the model."""

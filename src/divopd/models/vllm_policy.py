@@ -117,10 +117,14 @@ class VllmPolicy:
         wish = self._sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
         self._engine.llm_engine.add_request(name, {"prompt_token_ids": ids.tolist()}, wish, **self._adapter)
         self._keys[name] = key
+        if self._adapters is not None:
+            self._adapters.begin(name)
 
     def step(self) -> list[tuple[Hashable, Response]]:
         """Write one token of every response under way, or read prompts; those that ended with it, by their keys."""
         ended = [output for output in self._engine.llm_engine.step() if output.finished] if self._keys else []
+        for output in ended if self._adapters is not None else ():
+            self._adapters.end(output.request_id)
         return [(self._keys.pop(output.request_id), _response(output)) for output in ended]
 
     @property

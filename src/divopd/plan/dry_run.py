@@ -112,6 +112,7 @@ def check_start(config: Config, *, how: str | None = HOW) -> list[str]:
     """
     require(config.loggers)
     _require_devices(config)
+    _require_compiler(config)
     for key, model in local_models(config).items():
         try:
             require_model(model_folder(model))
@@ -174,6 +175,13 @@ def _require_devices(config: Config) -> None:
             require_device(device)
         except InputError as error:
             raise InputError(f"{key}: {error}") from None
+
+
+def _require_compiler(config: Config) -> None:
+    if config.learner.compile and not config.cluster:
+        from divopd.models.compiled_layers import require_compiler
+
+        require_compiler(config.student.device)
 
 
 def local_models(config: Config) -> dict[str, str]:
@@ -373,6 +381,10 @@ def _check_extras(config: Config, plan: Plan) -> None:
             require([name])
         except MissingExtraError as error:
             plan.lack(str(error))
+    try:
+        _require_compiler(config)
+    except InputError as error:
+        plan.lack(str(error))
 
 
 def _check_memory(
@@ -389,7 +401,8 @@ def _check_memory(
         _check_device(plan, device, parts)
     plan.problems.extend(misfits(config, by_actor, by_device))
     if config.machine.name and not plan.problems:
-        plan.say("fits", f"on {named(config)}: every role in the memory of its GPUs, all GPUs counted")
+        gpus = "every role in the memory of its GPUs, all GPUs counted"
+        plan.say("fits", f"on {named(config)}: {gpus if config.machine.gpus else 'all of it in its memory'}")
 
 
 def _check_device(plan: Plan, device: str, parts: dict[str, int]) -> None:
@@ -424,7 +437,8 @@ def _cuda_memory(device: str) -> int | None:
 
 def _say_work(config: Config, plan: Plan, sample: Sample, expected: Forecast) -> None:
     learner, composer = config.learner, config.composer
-    plan.say("updates", f"{learner.updates} of {composer.batch_size} rows, learning rate {learner.lr:g}")
+    compiled = ", layers compiled by torch: the first updates take longer" if learner.compile else ""
+    plan.say("updates", f"{learner.updates} of {composer.batch_size} rows, learning rate {learner.lr:g}{compiled}")
     plan.say(
         "prompts",
         f"a random player makes {sample.turns:.0f} turns, its prompts reach {sample.longest_prompt:,} tokens; "

@@ -250,14 +250,17 @@ def _workspace(device: str) -> dict[str, int]:
 
 
 def _learner(config: Config, student: ModelFacts, longest_row: int) -> dict[str, int]:
-    """One rank; a row is never split, however small the bound on tokens is."""
+    """One rank; a row is never split, however small the bound on tokens is. Rows that share tokens may score most."""
     learner = config.learner
+    tokens = max(longest_row, min(learner.max_tokens, config.composer.batch_size * longest_row))
     parts = learner_bytes(
         student,
         ranks=learner.ranks // learner.nodes,
-        tokens=max(longest_row, min(learner.max_tokens, config.composer.batch_size * longest_row)),
+        tokens=tokens,
+        scored=tokens,
         compute=learner.compute,
         recompute=learner.activations == "recompute",
+        device=config.student.device,
         width_bytes=BYTES[config.student.dtype],
         trained=_trained_parameters(config, student),
     )

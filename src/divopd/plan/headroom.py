@@ -25,8 +25,9 @@ class Measured:
 
     store_turns_per_s: float  # on the live path: kept for the teacher, read by it, put
     composer_s: float  # of an update in the store
-    written_bytes_per_s: float  # of a version, hashed while it is written
-    saved_bytes_per_s: float  # of a checkpoint, read back to be verified
+    written_bytes_per_s: float  # of a version that is hashed and handed to the disk
+    saved_bytes_per_s: float  # of a checkpoint, likewise; each rank does its part
+    disk_bytes_per_s: float  # until they are there; all ranks share the disk
     passed_bytes_per_s: float  # of a version, copied into memory that is shared and from there into a model
 
 
@@ -51,6 +52,8 @@ def headroom(
     checkpoint = student.parameters * (BYTES[config.student.dtype] + ADAM_BYTES)
     played = config.composer.batch_size / found.seconds["explorers"]  # turns a second
     apart = max(config.machine.nodes - 1, 0)
+    writers = config.learner.ranks // config.learner.nodes  # on the machine with the run's folder
+    examined, saved, disk = config.evaluation.every, config.learner.checkpoint_every, measured.disk_bytes_per_s
     rows: list[tuple[str, float, float, Source, str]] = [  # part, seconds it has, seconds it needs
         ("explorers", update_s, found.seconds["explorers"], "estimated", "the learner waits for rollouts"),
         ("teachers", update_s, found.seconds["teachers"], "estimated", "rollouts wait for their scores"),
@@ -59,10 +62,12 @@ def headroom(
         ("copy of the weights", update_s, version / TO_HOST, "estimated", "the learner copies longer than it trains"),
         ("weights into the object store and out", update_s, _travel_s(version, apart, measured), "measured",
          "explorers act with older weights: explorer.sync_interval"),
-        ("evaluated versions on disk", update_s * config.evaluation.every, version / measured.written_bytes_per_s,
+        ("evaluated versions", update_s * examined, version / measured.written_bytes_per_s + version / disk,
          "measured", "the learner waits for the disk at an evaluated version: evaluation.every"),
-        ("checkpoints", update_s * config.learner.checkpoint_every, checkpoint / measured.saved_bytes_per_s,
-         "measured", "one takes longer than the updates between two: learner.checkpoint_every, or a faster disk"),
+        ("checkpoints", update_s * saved, checkpoint / (writers * measured.saved_bytes_per_s) + checkpoint / disk,
+         "measured", "one takes longer than the updates between two: learner.checkpoint_every"),
+        ("the disk, for both together", update_s, version / examined / disk + checkpoint / saved / disk,
+         "measured", "they wait for one another: a faster disk, or evaluation.every, learner.checkpoint_every"),
     ]  # fmt: skip
     return [Headroom(part, has / needs, source, limit) for part, has, needs, source, limit in rows]
 

@@ -1,14 +1,18 @@
 """Bytes that one rank of the learner holds at the worst moment of an update, part by part.
 
-That moment is in the backward pass through the products of a feed-forward layer. `divopd bench memory` holds
-parameters, gradients and activations against PyTorch's own memory tracker. The workspace of CUDA's kernels and
-libraries comes on top; nobody has measured it here.
+That moment is in the backward pass: in a feed-forward layer, with rows as long as the paper's; with shorter ones where
+the head's gradients of two chunks of logits are summed, or at the end, where those of embedding and head are. `divopd
+bench memory` holds parameters, gradients and activations against PyTorch's own memory tracker. The workspace of CUDA's
+kernels and libraries comes on top; nobody has measured it here.
 """
 
+from math import ceil
+
+from divopd.models.logit_chunks import logit_chunks
 from divopd.models.model_files import ModelFacts
 
 ADAM_BYTES = 8  # two moments in float32
-GRADIENT_BYTES = 4
+GRADIENT_BYTES = LOGIT_BYTES = 4
 COMPUTED_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -17,43 +21,86 @@ def learner_bytes(
     *,
     ranks: int,
     tokens: int,
+    scored: int,
     compute: str,
     recompute: bool,
+    device: str,
     width_bytes: int = 4,
     trained: int | None = None,
 ) -> dict[str, int]:
-    """With one micro-batch of so many tokens on each rank; `trained` parameters, or all of them."""
+    """One micro-batch on each rank, of so many tokens and `scored` of them; `trained` parameters, or all of them."""
     steps = student.parameters if trained is None else trained
+    width = COMPUTED_BYTES[compute]
+    kept, passing = _layer_bytes(student, width)
+    read = tokens * student.layers * (student.hidden * width if recompute else kept)
+    logits, heads = _logits(student, scored, device=device)
+    said = student.hidden * (tokens * (4 + 2 * width) + scored * width)  # by the last layer: as norms keep their inputs
+    moments = [
+        (_in_a_layer(student, width, ranks), read + tokens * (passing + recompute * kept)),
+        (_in_the_head(student, width, ranks), read + said + logits + heads * width * _head(student)),
+        (_at_the_end(student, width, ranks), 0),
+    ]
+    gathered, activations = max(moments, key=sum)
     return {
         "student": student.parameters * width_bytes // ranks,
         "gradient": steps * GRADIENT_BYTES // ranks,
         "AdamW": steps * ADAM_BYTES // ranks,
-        "gathered weights": _gathered(student, ranks=ranks, compute=compute),
-        "activations": _activations(student, tokens, compute=compute, recompute=recompute),
+        "gathered weights": gathered,
+        "activations": activations,
     }
 
 
-def _gathered(student: ModelFacts, *, ranks: int, compute: str) -> int:
-    """What a rank holds of the others' weights and of gradients on their way.
+def _logits(student: ModelFacts, scored: int, *, device: str) -> tuple[int, int]:
+    """Bytes of logits that still wait where the head's gradients are summed, and how many of those gradients there are.
 
-    Embedding and head stay gathered, a layer and the next one are; of the layer before, the gradient is being summed,
-    and the head has its own. On one rank bfloat16 is autocast's: a copy of every weight.
+    The last chunk comes first: its gradient, that of the chunk before it, and their sum.
     """
-    width = COMPUTED_BYTES[compute]
+    sizes = logit_chunks(device)
+    logits = scored * student.vocabulary
+    chunks = ceil(logits / sizes.at_once)
+    if chunks < 2:
+        return LOGIT_BYTES * logits, chunks
+    return LOGIT_BYTES * min(sizes.kept, (chunks - 2) * sizes.at_once), 3
+
+
+# What a rank holds of the others' weights, and of gradients on their way to them. Embedding and head stay gathered. On
+# one rank bfloat16 is autocast's: a copy of every weight.
+
+
+def _in_a_layer(student: ModelFacts, width: int, ranks: int) -> int:
+    """A layer and the next one are gathered, the gradient of the one before is being summed, the head has its own."""
     if ranks == 1:
-        return 0 if compute == "float32" else student.parameters * width
-    layer = (student.parameters - student.embeddings) // student.layers
-    head = student.vocabulary * student.hidden
-    return width * (student.embeddings + 2 * layer + head) + GRADIENT_BYTES * layer
+        return _copies(student, width)
+    return width * (student.embeddings + 2 * _layer(student) + _head(student)) + GRADIENT_BYTES * _layer(student)
 
 
-def _activations(student: ModelFacts, tokens: int, *, compute: str, recompute: bool) -> int:
-    width = COMPUTED_BYTES[compute]
-    inputs = tokens * student.layers * student.hidden * width
-    kept, passing = _layer_bytes(student, width)
-    if recompute:
-        return inputs + tokens * (kept + passing)
-    return tokens * (student.layers * kept + passing)
+def _in_the_head(student: ModelFacts, width: int, ranks: int) -> int:
+    """The last layer is gathered by then."""
+    return _copies(student, width) if ranks == 1 else width * (student.embeddings + _layer(student))
+
+
+def _at_the_end(student: ModelFacts, width: int, ranks: int) -> int:
+    """The gradients of embedding and head: if these share their weights, both and their sum; else both in float32."""
+    if ranks == 1:
+        return _copies(student, width)
+    if student.embeddings == _head(student):
+        return 4 * width * student.embeddings + GRADIENT_BYTES * _layer(student)
+    return (width + GRADIENT_BYTES) * student.embeddings + width * _head(student)
+
+
+def _copies(student: ModelFacts, width: int) -> int:
+    return 0 if width == COMPUTED_BYTES["float32"] else student.parameters * width
+
+
+def _layer(student: ModelFacts) -> int:
+    return (student.parameters - student.embeddings) // student.layers
+
+
+def _head(student: ModelFacts) -> int:
+    return student.vocabulary * student.hidden
+
+
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _layer_bytes(student: ModelFacts, width: int) -> tuple[int, int]:
