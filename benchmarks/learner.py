@@ -75,7 +75,7 @@ def run_beside(peer: Peer, process: PeerProcess, sizes: Sizes) -> dict:
         f"{work.shape}, {work.method}, {way}": _beside(work, way, peer, process)
         for work in sizes.works
         if work.method == "divopd"
-        for way in (("rollouts", "rows") if work.shape == SMALL else ("rollouts",))
+        for way in ("rollouts", "rows")
     }
     least = min(works.values(), key=lambda figures: figures["ratio"])
     return {
