@@ -16,6 +16,7 @@ WAYS = {
     "node": "apt-get install nodejs",
     "npm": "apt-get install npm",
     "git": "apt-get install git",
+    "g++": "apt-get install g++",
     "bash": "apt-get install bash",
     "strace": "apt-get install strace",
     "the history": "git fetch --unshallow",
