@@ -305,6 +305,31 @@ def _default_setting(turns: int) -> Sides:
     return Sides(pool, student, acting, tasks(name, "train"), lambda number: turns)
 
 
+class Counted:
+    """A student that counts its answers."""
+
+    def __init__(self, student: TransformersPolicy) -> None:
+        self.answered = 0
+        self._student = student
+        self.add, self.score = student.add, student.score
+
+    def respond(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
+    ) -> list[Response]:
+        said = self._student.respond(prompts, temperature=temperature, max_tokens=max_tokens, seeds=seeds)
+        self.answered += len(said)
+        return said
+
+    def step(self) -> list[tuple[Hashable, Response]]:
+        said = self._student.step()
+        self.answered += len(said)
+        return said
+
+    @property
+    def pending(self) -> int:
+        return self._student.pending
+
+
 class InTurn:
     """An environment that cannot be asked now and waited for later."""
 
@@ -323,25 +348,31 @@ class FastRoom:
 
 
 def _compare(sides: Sides, rollouts: int, rounds: int) -> dict[str, float]:
-    """Both ways in turn, so that what else the machine does meets both."""
-    seconds: dict[str, list[tuple[float, float]]] = {"lock-step": [], "ours": []}
+    """Both ways in turn, so that what else the machine does meets both.
+
+    Rollouts that are under way when the time is up count by their turns: in lock-step all of them have just ended then,
+    at their own pace they are half done.
+    """
+    seconds: dict[str, list[tuple[float, float]]] = {"lock-step": [], "ours": []}  # a turn
+    played: list[int] = []  # turns of whole rollouts
     for number in range(rounds):
-        player = Player(sides.pool, sides.student)
-        ways = {"lock-step": _in_lock_step(sides), "ours": _apart(sides, player)}
+        student = Counted(sides.student)
+        player = Player(sides.pool, student)
+        ways = {"lock-step": _in_lock_step(sides, student), "ours": _apart(sides, player)}
         for name in sorted(ways, reverse=bool(number % 2)):
             for _ in islice(ways[name], PLACES if rollouts > PLACES else 0):  # that began together, and come apart
                 pass
-            began = time.perf_counter(), time.process_time()
-            for _ in islice(ways[name], rollouts):
-                pass
-            seconds[name].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            began, before = (time.perf_counter(), time.process_time()), student.answered
+            played += [len(rollout.turns) for rollout in islice(ways[name], rollouts)]
+            turns = student.answered - before
+            seconds[name].append(((time.perf_counter() - began[0]) / turns, (time.process_time() - began[1]) / turns))
             while player.in_flight:  # before the places are used again
                 player.step()
     wall, processor = (
         {name: float(np.median([one[clock] for one in values])) for name, values in seconds.items()} for clock in (0, 1)
     )
     return {
-        "rollouts_per_second": rollouts / wall["ours"],
+        "rollouts_per_second": 1 / (wall["ours"] * float(np.mean(played))),
         "ratio": wall["lock-step"] / wall["ours"],
         "ratio_by_processor_second": processor["lock-step"] / processor["ours"],
     }
@@ -352,11 +383,11 @@ def _starts(sides: Sides) -> Iterator[Start]:
     return (Start(number, sides.tasks[number % len(sides.tasks)], sides.turns(number)) for number in count())
 
 
-def _in_lock_step(sides: Sides) -> Iterator[Played]:
+def _in_lock_step(sides: Sides, student: Counted) -> Iterator[Played]:
     environments = environments_in(sides.pool)
     if sides.in_turn:
         environments = [InTurn(environment) for environment in environments]
-    return play_each(_starts(sides), sides.acting, student=sides.student, environments=environments)
+    return play_each(_starts(sides), sides.acting, student=student, environments=environments)
 
 
 def _apart(sides: Sides, player: Player) -> Iterator[Played]:

@@ -61,9 +61,9 @@ def lines_for_gpus(source: str, *, file: str) -> Iterator[Line]:
                         isinstance(e, ast.IfExp) and WORDS.search(ast.unparse(e)) for e in ast.walk(child)
                     )
                     yield Line(file, where, child.lineno, rows[child.lineno - 1].strip(), half)
-                condition = speaking and isinstance(child, ast.If)
-                yield from visit(child, where, under or condition)
-                if condition and isinstance(child.body[-1], ast.Return | ast.Raise | ast.Continue):
+                condition = child if speaking and isinstance(child, ast.If) else None
+                yield from visit(child, where, under or condition is not None)
+                if condition and isinstance(condition.body[-1], ast.Return | ast.Raise | ast.Continue):
                     under = True
 
     yield from visit(ast.parse(source), "", False)

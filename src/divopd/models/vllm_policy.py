@@ -123,8 +123,9 @@ class VllmPolicy:
     def step(self) -> list[tuple[Hashable, Response]]:
         """Write one token of every response under way, or read prompts; those that ended with it, by their keys."""
         ended = [output for output in self._engine.llm_engine.step() if output.finished] if self._keys else []
-        for output in ended if self._adapters is not None else ():
-            self._adapters.end(output.request_id)
+        if self._adapters is not None:
+            for output in ended:
+                self._adapters.end(output.request_id)
         return [(self._keys.pop(output.request_id), _response(output)) for output in ended]
 
     @property
