@@ -175,8 +175,8 @@ class Generator:
         return self._going + begun, self._logits(hidden[at] if pieces else hidden)
 
     def _wait_for_more(self) -> bool:
-        """Whether new prompts wait: there are fewer than half as many as responses under way, and not for long."""
-        if not self._fresh or 2 * len(self._fresh) >= len(self._going) or self._waited == self._patience:
+        """Whether new prompts wait: there are fewer of them than responses under way, and not for long."""
+        if not self._fresh or len(self._fresh) >= len(self._going) or self._waited == self._patience:
             return False
         self._waited += 1
         return True
