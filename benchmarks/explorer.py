@@ -1,12 +1,14 @@
-"""Turns per second of an explorer against the plain way: generate, whole history each turn, one environment at a time.
+"""Turns per second of an explorer against the model library's batched `generate`, all environments at once.
 
+That is the best short way: prompts padded on the left, the whole history read again each turn.
 Both sides play the same tasks of alfworld-small to the same depth with one random model of the embedded size, sample at
-temperature 1 and keep the log probabilities. Ours keeps the cache of a rollout between its turns and answers for all
-environments at once. Seconds are processor seconds of one thread, so that other work on the machine does not count.
+temperature 1 and keep the log probabilities. Ours keeps what it has read of a rollout between its turns. Seconds are
+processor seconds of one thread, so that other work on the machine does not count.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from divopd.models.transformers_policy import TransformersPolicy
 from divopd.prompts import Codec, style_for
 
 ENVIRONMENT = "alfworld-small"
+PADDING = 0
 RESPONSE = 8  # an answer of the embedded models has about 6 tokens
 
 
@@ -36,8 +39,8 @@ FULL = Sizes(rollouts=16, turns=20, rounds=2, demonstrations=40)
 QUICK = Sizes(rollouts=2, turns=2, rounds=1, demonstrations=2)
 
 
-class Plain:
-    """The model library's own generation, one prompt after the other."""
+class Short:
+    """The model library's own generation, all prompts at once."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -46,18 +49,20 @@ class Plain:
     def respond(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> list[Response]:
-        responses = []
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            torch.manual_seed(seed)
-            ids = torch.tensor([list(prompt)])
-            made = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
-                max_new_tokens=max_tokens, return_dict_in_generate=True, output_logits=True,
-            )  # fmt: skip
-            chosen = made.sequences[0, ids.shape[1] :]
-            logprobs = torch.cat(made.logits).log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
-            responses.append(Response(chosen.tolist(), logprobs.double().numpy()))
-        return responses
+        torch.manual_seed(seeds[0])
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        there = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        made = self.model.generate(
+            ids, attention_mask=there, do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
+            max_new_tokens=max_tokens, return_dict_in_generate=True, output_logits=True, pad_token_id=PADDING,
+        )  # fmt: skip
+        chosen = made.sequences[:, longest:]
+        logprobs = torch.stack(made.logits, 1).log_softmax(-1).gather(-1, chosen[..., None])[..., 0].double().numpy()
+        return [
+            _written(*row, stop=self.model.generation_config.eos_token_id)
+            for row in zip(chosen.tolist(), logprobs, strict=True)
+        ]
 
     def score(self, sequences: object, spans: object) -> list[list[np.ndarray]]:
         raise AssertionError("a student that only plays needs no scores")
@@ -71,15 +76,10 @@ def run(sizes: Sizes) -> dict:
     acting = Acting(style, Codec(tokenizer), temperature=1.0, max_response_tokens=RESPONSE, seed=0)
     starts = [Start(n, task, sizes.turns) for n, task in enumerate(tasks(ENVIRONMENT, "train")[: sizes.rollouts])]
     environments = [make_environment(ENVIRONMENT) for _ in starts]
-    ours, plain = TransformersPolicy(build_model(tokenizer, seed=0)), Plain(build_model(tokenizer, seed=0))
+    ours, short = TransformersPolicy(build_model(tokenizer, seed=0)), Short(build_model(tokenizer, seed=0))
 
-    def together() -> list[Played]:
-        return play(starts, acting, student=ours, environments=environments)
-
-    def one_by_one() -> list[Played]:
-        return [play([start], acting, student=plain, environments=environments[:1])[0] for start in starts]
-
-    (fast, played), (slow, played_plainly) = (_best(side, rounds=sizes.rounds) for side in (together, one_by_one))
+    sides = (partial(play, starts, acting, student=side, environments=environments) for side in (ours, short))
+    (fast, played), (slow, played_shortly) = (_best(side, rounds=sizes.rounds) for side in sides)
     return {
         "bench": "explorer",
         "ratio": fast / slow,
@@ -89,9 +89,15 @@ def run(sizes: Sizes) -> dict:
         "detail": {
             "rollouts_at_once": sizes.rollouts,
             "ours": _sizes(played),
-            "reference": _sizes(played_plainly),
+            "reference": _sizes(played_shortly),
         },
     }
+
+
+def _written(ids: list[int], logprobs: np.ndarray, *, stop: int) -> Response:
+    """A response without what pads it to the longest of its batch."""
+    end = ids.index(stop) + 1 if stop in ids else len(ids)
+    return Response(ids[:end], logprobs[:end])
 
 
 def _best(side: Callable[[], list[Played]], *, rounds: int) -> tuple[float, list[Played]]:
