@@ -244,11 +244,13 @@ def test_a_new_prompt_waits_four_tokens_for_others_at_most() -> None:
     add("few", 11)
     for _ in range(5):
         policy.step()
-    for number in range(10):
+    for number in range(9):
         add(f"many {number}", 5)
     policy.step()
+    add("last", 5)
+    policy.step()
     assert policy.pending == 20, "a response has ended: the passes are smaller"
-    assert passes == [48, *[8] * 4, 8 + 64, 8 + 64, 8 + 22, *[9] * 4, 9 + 11, 10 + 50]
+    assert passes == [48, *[8] * 4, 8 + 64, 8 + 64, 8 + 22, *[9] * 4, 9 + 11, 10, 10 + 50]
 
 
 def test_memory_is_dropped_when_a_weight_changes() -> None:
