@@ -16,7 +16,7 @@ from divopd.models.transformers_policy import TransformersPolicy
 from token_rollouts import gradient, pool, rollout, tiny_model
 
 WITHOUT = pytest.mark.skipif(shutil.which("g++") is None, reason="for want of g++")
-pytestmark = pytest.mark.filterwarnings("default")  # torch's compiler warns of what torch itself does
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what torch itself does
 LAYERS = 12  # more than torch compiles variants of one function
 
 
