@@ -38,17 +38,14 @@ class Linear(nn.Linear):
     _packed_from: tuple[int, int] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight
-        if not _fits(input, weight):
-            return linear(input, weight, self.bias)
-        if torch.is_grad_enabled():
-            large = input.numel() * weight.shape[0] >= SMALL_PRODUCT
-            return _Product.apply(input, weight, self.bias) if large else linear(input, weight, self.bias)  # pyright: ignore[reportReturnType]
-        if weight.numel() >= SMALL_PRODUCT // FEW_ROWS and input.numel() <= FEW_ROWS * weight.shape[1]:
-            return product(input, self._pack(), self.bias)
-        if input.numel() * weight.shape[0] >= SMALL_PRODUCT:
-            return product(input, weight, self.bias)
-        return linear(input, weight, self.bias)
+        outputs, inputs, learns = self.out_features, self.in_features, torch.is_grad_enabled()
+        large = input.numel() * outputs >= SMALL_PRODUCT
+        few = not learns and outputs * inputs >= SMALL_PRODUCT // FEW_ROWS and input.numel() <= FEW_ROWS * inputs
+        if not (large or few) or not _fits(input, self.weight):  # sizes first: small models are in a hurry
+            return linear(input, self.weight, self.bias)
+        if learns:
+            return _Product.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
+        return product(input, self._pack() if few else self.weight, self.bias)
 
     def _pack(self) -> Tensor:
         """The weights in oneDNN's order; torch counts their changes in place."""
