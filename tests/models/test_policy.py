@@ -228,9 +228,7 @@ def test_nobody_waits_for_a_prompt_that_is_read() -> None:
 def test_a_new_prompt_waits_four_tokens_for_others_at_most() -> None:
     """Few are read together; as many as are being written, at once; what is begun is read to its end."""
     policy, passes = TransformersPolicy(tiny_model(), max_tokens=64), list[int]()
-    policy.model.get_decoder().register_forward_pre_hook(
-        lambda _, args, given: passes.append(given["input_ids"].shape[1]), with_kwargs=True
-    )
+    policy.model.get_input_embeddings().register_forward_pre_hook(lambda _, args: passes.append(args[0].numel()))
 
     def add(key: Hashable, size: int) -> None:
         policy.add(key, tokens(size, len(passes)), temperature=0.0, max_tokens=40, seed=0)

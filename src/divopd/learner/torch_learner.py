@@ -50,6 +50,7 @@ class TorchLearner:
             policy.checkpoint_activations()
         if settings.compile:
             compile_layers(policy.model)
+            policy.scorer.fused = None
         if self.ranks > 1:
             shard(policy.scorer, compute=settings.compute, mesh=mesh_of(policy.device, self.ranks, nodes=nodes))
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
@@ -238,6 +239,7 @@ def shard(scorer: Scorer, *, compute: str, mesh: DeviceMesh | None = None) -> No
     bfloat16 products: layers are gathered in bfloat16 and gradients are summed in float32. Autocast would keep a
     bfloat16 copy of every gathered layer alive until the end of the forward pass.
     """
+    scorer.fused = None  # weights are gathered when a layer is called
     rounded = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mesh": mesh} | ({} if compute == "float32" else {"mp_policy": rounded})
     for layer in scorer.model.get_decoder().layers:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from divopd.errors import InputError
-from divopd.models.attention import KeyValues
+from divopd.models.fused import FusedDecoder
+from divopd.models.key_values import KeyValues
 from divopd.models.logprobs import at_least_float32, hidden_states, log_softmax
 from divopd.models.packing import shared_prefix, shared_prefixes
 from divopd.models.policy import Response
@@ -41,9 +42,12 @@ class Generator:
     Keys and values of what was read stay while the weights do: they are dropped as soon as a weight changes.
     """
 
-    def __init__(self, model: Any, *, read_at_once: int, forbidden: Items[int] = ()) -> None:
+    def __init__(
+        self, model: Any, *, read_at_once: int, forbidden: Items[int] = (), fused: FusedDecoder | None = None
+    ) -> None:
         """`read_at_once` bounds the prompt tokens of one forward pass; `forbidden` ids are never sampled."""
         self.model = model
+        self._fused = fused
         self.read_at_once = read_at_once
         self.forbidden = torch.tensor(sorted(forbidden), dtype=torch.int64)
         self._memory = KeyValues()
@@ -94,6 +98,8 @@ class Generator:
             return []
         if new := [one for one in self._fresh if one.row < 0]:
             self._place(new)
+        for line in (self._fresh, self._going):
+            line.sort(key=lambda one: one.row)  # as they lie in the memory
         if self._going:
             writing, logits = self._read_beside_writing()
         else:
@@ -214,7 +220,7 @@ class Generator:
         positions = [np.arange(len(part)) + self._memory.lengths[row] for row, part in zip(rows, parts, strict=True)]
         self._memory.expect(rows, [len(part) for part in parts], together=together)
         ids, at = (torch.from_numpy(np.concatenate(list(values))).to(device) for values in (parts, positions))
-        hidden = hidden_states(self.model, ids, at, self._memory)
+        hidden = hidden_states(self.model, ids, at, self._memory, fused=self._fused)
         self._memory.grow()
         return hidden
 

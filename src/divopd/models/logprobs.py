@@ -8,23 +8,26 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from divopd.models.attention import Layout
+from divopd.models.fused import FusedDecoder
 from divopd.models.logit_chunks import LogitChunks, logit_chunks
 
 
 class Scorer(nn.Module):
     """The forward pass of log probabilities as one module, so that FSDP2 gathers the head's weights for it too.
 
-    Without `chunks` they are those of the device on which the model is.
+    Without `chunks` they are those of the device on which the model is. `fused` is the model's short way, if it has
+    one: set it to None if the layers themselves are to be called.
     """
 
-    def __init__(self, model: Any, *, chunks: LogitChunks | None = None) -> None:
+    def __init__(self, model: Any, *, chunks: LogitChunks | None = None, fused: FusedDecoder | None = None) -> None:
         super().__init__()
         self.model = model
         self.chunks = chunks
+        self.fused = fused
 
     def forward(self, ids: Tensor, positions: Tensor, layout: Layout, index: Tensor, targets: Tensor) -> Tensor:
         """Log probabilities of `targets`, each predicted at the input position that `index` names."""
-        hidden = hidden_states(self.model, ids, positions, layout)[index]
+        hidden = hidden_states(self.model, ids, positions, layout, fused=self.fused)[index]
         head = self.model.get_output_embeddings()
         chunks = self.chunks or logit_chunks(hidden.device.type)
         size = max(1, chunks.at_once // self.model.config.vocab_size)
@@ -40,8 +43,15 @@ class Scorer(nn.Module):
         )
 
 
-def hidden_states(model: Any, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """What the decoder says at every token of one packed input, before the vocabulary projection."""
+def hidden_states(
+    model: Any, ids: Tensor, positions: Tensor, layout: Layout, *, fused: FusedDecoder | None = None
+) -> Tensor:
+    """What the decoder says at every token of one packed input, before the vocabulary projection.
+
+    `fused` is the short way of the same model.
+    """
+    if fused is not None and fused.fits():
+        return fused(ids, positions, layout)
     output = model.get_decoder()(input_ids=ids[None], position_ids=positions[None], use_cache=False, layout=layout)
     return output.last_hidden_state[0]
 

@@ -52,9 +52,8 @@ class Linear(nn.Linear):
         now = (id(self.weight), self.weight._version)
         if self._packed is not None and self._packed_from == now:
             return self._packed
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), FEW_ROWS)
-        self._packed, self._packed_from = packed, now
-        return packed
+        self._packed, self._packed_from = in_onednn_order(self.weight.detach()), now
+        return self._packed
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy, which packs its own: oneDNN's tensors cannot be copied."""
@@ -64,12 +63,22 @@ class Linear(nn.Linear):
 def _fits(tensor: Tensor, weight: Tensor) -> bool:
     """Whether both are ordinary float32 tensors on a CPU: autocast, shards and compilers have ways of their own."""
     return (
-        tensor.dtype is weight.dtype is torch.float32
-        and tensor.device.type == weight.device.type == "cpu"
+        is_dense_float32(tensor)
+        and is_dense_float32(weight)
         and type(weight) in (Tensor, nn.Parameter)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
+
+
+def is_dense_float32(tensor: Tensor) -> bool:
+    """Whether it is of the kind that oneDNN multiplies here: float32, in the memory of a CPU."""
+    return tensor.dtype is torch.float32 and tensor.device.type == "cpu"
+
+
+def in_onednn_order(weight: Tensor) -> Tensor:
+    """A copy of a matrix of weights as oneDNN likes to read it, for a few rows above all."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS)
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

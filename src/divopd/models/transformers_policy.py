@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from divopd.errors import AlignmentError, InputError, MissingExtraError
 from divopd.models.attention import Branches, Packed, Read, register
+from divopd.models.fused import FusedDecoder, Joined
 from divopd.models.generation import Generator
 from divopd.models.logprobs import Scorer, hidden_states, log_softmax
 from divopd.models.model_files import check_tokenizer_size, first_line, require_model
@@ -58,10 +59,11 @@ class TransformersPolicy:
                 module.p = 0.0
         _refuse_other_architectures(model)
         speed_up(model)
-        self.scorer = Scorer(model).eval()
+        self.scorer = Scorer(model, fused=FusedDecoder.of(model)).eval()
         self._vocabulary = Vocabulary(tokenizer, rows=model.config.vocab_size)
         forbidden = [id_ for id_ in {*forbidden, *self._vocabulary.unknown} if id_ < model.config.vocab_size]
-        self._generator = Generator(model, read_at_once=max_tokens, forbidden=forbidden)
+        writer = FusedDecoder(model, Joined) if self.scorer.fused else None
+        self._generator = Generator(model, read_at_once=max_tokens, forbidden=forbidden, fused=writer)
 
     @classmethod
     def load(
@@ -146,6 +148,7 @@ class TransformersPolicy:
     def checkpoint_activations(self) -> None:
         """Trade time for memory: layers compute their activations again in the backward pass."""
         checkpoint_activations(self.model)
+        self.scorer.fused = None  # its layers are not the model's
 
     def logprobs(self, nodes: Items[Node], earlier: Items[Read] = ()) -> tuple[Tensor, Read]:
         """Differentiable log probabilities of one input: by node, by span, in position order; keys and values of it.

@@ -218,7 +218,7 @@ def _acting(config: Config, student: ModelFacts, tokens: int, *, rollouts: int) 
 
 
 def _in_order(config: Config, student: ModelFacts, *, copies: int) -> dict[str, int]:
-    """What generation on a CPU keeps of the weights besides (models/products.py)."""
+    """What generation on a CPU keeps of the weights besides (models/fused.py)."""
     part = config.student
     ours = part.engine == "transformers" and part.device == "cpu" and part.dtype == "float32"
     return {"weights in oneDNN's order": copies * student.parameters * BYTES[part.dtype]} if ours else {}

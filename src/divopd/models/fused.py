@@ -1,0 +1,168 @@
+"""A decoder's forward pass on a CPU in fewer calls than the model library's.
+
+Norms and rotary positions are a call or two each. For generation, which reads a few tokens at a time and so costs what
+its calls cost, projections that read the same rows are one product, too. Only decoders of the Llama family are known;
+what this pass says of a few tokens is compared with the model's own before it is used.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from divopd.models.attention import Layout, Packed
+from divopd.models.products import FEW_ROWS, in_onednn_order, is_dense_float32, product, product_is_there
+
+FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+LARGE = 2**16  # weights of a product from which on reading them costs more than calling it
+
+
+class FusedDecoder:
+    """The decoder of a model, read in few calls while `fits` says so. Weights may change in place between passes."""
+
+    def __init__(self, model: Any, projections: "type[Separate] | type[Joined]") -> None:
+        """`Separate` projections have gradients; `Joined` ones are for generation."""
+        decoder = model.get_decoder()
+        self._embedding, self._rotary, self._norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
+        self._layers = [_Layer(layer, projections) for layer in decoder.layers]
+
+    @classmethod
+    def of(cls, model: Any) -> "FusedDecoder | None":
+        """The short way for this model; None if there is none."""
+        if type(model).__name__ not in FAMILY or not all(map(_is_plain, model.get_decoder().layers)):
+            return None
+        fused = cls(model, Separate)
+        return fused if fused.fits() and _agree(model, fused) else None
+
+    def fits(self) -> bool:
+        """Whether the weights are ordinary tensors on a CPU now: autocast and shards have ways of their own."""
+        weight = self._embedding.weight
+        return (
+            type(weight) is nn.Parameter
+            and weight.device.type == "cpu"
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+        )
+
+    def __call__(self, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """What the decoder says at every token of one packed input, before the vocabulary projection."""
+        rows = self._embedding(ids)
+        cos, sin = (turned[0, :, None] for turned in self._rotary(rows, positions[None]))
+        half = sin.shape[-1] // 2
+        angles = cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        for layer in self._layers:
+            rows = layer(rows, angles, layout)
+        return _normed(rows, self._norm)
+
+
+class _Layer:
+    def __init__(self, layer: Any, projections: "type[Separate] | type[Joined]") -> None:
+        attention = layer.self_attn
+        self._index, self._scale, self._width = attention.layer_idx, attention.scaling, attention.head_dim
+        self._window = getattr(attention, "sliding_window", None)
+        self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
+        self._query_norm, self._key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self._read, self._out, self._gate_up, self._down = map(projections, _projections(layer))
+
+    def __call__(self, rows: Tensor, angles: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        read = self._read(_normed(rows, self._before))
+        query, key, value = (part.view(len(rows), -1, self._width) for part in read)
+        query, key = _turn(_normed(query, self._query_norm), angles), _turn(_normed(key, self._key_norm), angles)
+        qkv = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+        seen = layout.attend(self._index, qkv, scale=self._scale, window=self._window)
+        (out,) = self._out(seen.transpose(0, 1).reshape(len(rows), -1))
+        rows = rows + out
+        gate, up = self._gate_up(_normed(rows, self._between))
+        (down,) = self._down(silu(gate) * up)
+        return rows + down
+
+
+def _projections(layer: Any) -> list[list[nn.Linear]]:
+    """The linear layers of a layer; those that read the same rows together."""
+    attention, feed_forward = layer.self_attn, layer.mlp
+    return [
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        [feed_forward.gate_proj, feed_forward.up_proj],
+        [feed_forward.down_proj],
+    ]
+
+
+class Separate:
+    """Linear layers that read the same rows, each by itself."""
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self._parts = parts
+
+    def __call__(self, rows: Tensor) -> Sequence[Tensor]:
+        return [part(rows) for part in self._parts]
+
+
+class Joined:
+    """Linear layers that read the same rows, as one product of a copy in which their weights lie side by side.
+
+    Many rows of a large model go through the layers themselves, where calls cost nothing; and all rows do where oneDNN
+    has no order of its own for large weights.
+    """
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self._parts = parts
+        self._sizes = [part.out_features for part in parts]
+        self._large = sum(self._sizes) * parts[0].in_features >= LARGE
+        self._ordered = product_is_there() and all(is_dense_float32(part.weight) for part in parts)
+        self._copied_from: list[tuple[int, int]] = []
+
+    def __call__(self, rows: Tensor) -> Sequence[Tensor]:
+        if self._large and (len(rows) > FEW_ROWS or not self._ordered):
+            return [part(rows) for part in self._parts]
+        now = [(id(part.weight), part.weight._version) for part in self._parts]
+        if now != self._copied_from:
+            self._copy()
+            self._copied_from = now
+        return (product if self._ordered else linear)(rows, self._weight, self._bias).split(self._sizes, -1)
+
+    def _copy(self) -> None:
+        weight = torch.cat([part.weight.detach() for part in self._parts])
+        self._weight = in_onednn_order(weight) if self._ordered else weight
+        biases = [part.bias.detach() for part in self._parts if part.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+
+
+def _normed(rows: Tensor, norm: Any) -> Tensor:
+    """Root-mean-square norm, if there is one; transformers' own does the same in twice as many calls."""
+    if norm is None:
+        return rows
+    if rows.dtype is not torch.float32:
+        return norm(rows)
+    eps = norm.eps if isinstance(norm, nn.RMSNorm) else norm.variance_epsilon
+    return rms_norm(rows, rows.shape[-1:], norm.weight, eps)
+
+
+def _turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions: the halves of a head are the two coordinates that are turned."""
+    cos, sin = angles
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether its projections are linear layers, not ones with adapters, and those of a group have biases or none."""
+    return all(
+        isinstance(part, nn.Linear) and (part.bias is None) == (group[0].bias is None)
+        for group in _projections(layer)
+        for part in group
+    )
+
+
+@torch.no_grad()
+def _agree(model: Any, fused: FusedDecoder) -> bool:
+    """Whether both ways say the same of two short rows."""
+    lengths = [7, 5]
+    ids = torch.cat([torch.arange(length) % model.config.vocab_size for length in lengths])
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    layout = Packed(lengths)
+    own = model.get_decoder()(input_ids=ids[None], position_ids=positions[None], use_cache=False, layout=layout)
+    own = own.last_hidden_state[0]
+    tolerance = max(1e-5, torch.finfo(own.dtype).eps ** 0.5)
+    return torch.allclose(fused(ids, positions, layout), own, rtol=tolerance, atol=tolerance)
