@@ -1,4 +1,4 @@
-"""vLLM on a CPU: its engine in this process, one thread, float32, prefix cache on. Runs in .venv-vllm.
+"""vLLM on a CPU: its engine in this process, one thread, prefix cache on. Runs in .venv-vllm.
 
 Tokens go in and out as ids; a response keeps the log probability of what was sampled. Before a round of agents its
 prefix cache is emptied, as it must be when the weights change.
@@ -20,15 +20,15 @@ state: dict = {}
 
 
 def about() -> dict:
-    return {"patched": "nothing", "dtype": "float32", "client": "LLM.generate, engine in the process"}
+    return {"patched": "nothing", "client": "LLM.generate, engine in the process"}
 
 
-def begin(model: str, longest: int, rows: int) -> None:
+def begin(model: str, longest: int, rows: int, dtype: str) -> None:
     torch.set_num_threads(1)
     state["engine"] = LLM(
         model,
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=longest,
         max_num_seqs=rows,
         enable_prefix_caching=True,

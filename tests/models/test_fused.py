@@ -136,3 +136,15 @@ def test_activations_that_are_computed_again_are_the_layers_own() -> None:
     policy.model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
     TorchLearner(policy, Optimization(activations="recompute")).gradient(rollout("a"))
     assert calls
+
+
+def test_in_bfloat16_it_says_what_is_scored() -> None:
+    """Generation and scoring round alike: they differ by what a sum in another order rounds to."""
+    policy = TransformersPolicy(tiny_model(torch.bfloat16, hidden_size=64, head_dim=64))
+    prompts = [(torch.arange(size) % VOCABULARY).tolist() for size in (140, 3, 9)]
+    for prompt, said in zip(
+        prompts, policy.respond(prompts, temperature=1.0, max_tokens=9, seeds=[1, 2, 3]), strict=True
+    ):
+        ((scored,),) = policy.score([[*prompt, *said.ids]], [[(len(prompt), len(prompt) + len(said.ids))]])
+        assert abs(scored - said.logprobs).max() < 0.2
+        assert abs(scored - said.logprobs).mean() < 0.05

@@ -1,7 +1,8 @@
-"""Causal attention on a CPU in float32, block by block, with the products of oneDNN and without what nobody sees.
+"""Causal attention on a CPU, in float32, block by block, with the products of oneDNN and without what nobody sees.
 
-Torch's own attention multiplies small tiles by MKL. Here a block of queries meets all keys that it sees in one product;
-the shares are computed again in the backward pass, so that memory grows with the tokens, not with their square.
+Torch's own attention multiplies small tiles by MKL, and is slower still in bfloat16. Here a block of queries meets all
+keys that it sees in one product; the shares are computed again in the backward pass, so that memory grows with the
+tokens, not with their square.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ def in_blocks(query: Tensor, keys: int) -> bool:
     """Whether this is the fastest way to attend such queries over so many keys."""
     return (
         query.device.type == "cpu"
-        and query.dtype is torch.float32
+        and query.dtype in (torch.float32, torch.bfloat16)
         and query.shape[-1] >= NARROW
         and query.shape[1] > 1
         and keys >= BLOCK
@@ -32,6 +33,8 @@ def in_blocks(query: Tensor, keys: int) -> bool:
 
 def attend_in_blocks(query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> Tensor:
     """The last tokens of a row, the queries, over the whole row; tensors are (heads, tokens, width)."""
+    if query.dtype is not torch.float32:
+        return attend_in_blocks(query.float(), key.float(), value.float(), scale=scale).to(query.dtype)
     key, value = key.contiguous(), value.contiguous()  # a head's own are then without gaps
     if torch.is_grad_enabled():
         return _Attention.apply(query, key, value, scale)  # pyright: ignore[reportReturnType]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from divopd.models.attention import Layout, Packed
-from divopd.models.products import FEW_ROWS, in_onednn_order, is_dense_float32, product, product_is_there
+from divopd.models.products import FEW_ROWS, has_product, in_onednn_order, product
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LARGE = 2**16  # weights of a product from which on reading them costs more than calling it
@@ -111,21 +111,21 @@ class Joined:
         self._parts = parts
         self._sizes = [part.out_features for part in parts]
         self._large = sum(self._sizes) * parts[0].in_features >= LARGE
-        self._ordered = product_is_there() and all(is_dense_float32(part.weight) for part in parts)
-        self._copied_from: list[tuple[int, int]] = []
+        self._copied_from: tuple[bool, list[tuple[int, int]]] | None = None
 
     def __call__(self, rows: Tensor) -> Sequence[Tensor]:
-        if self._large and (len(rows) > FEW_ROWS or not self._ordered):
+        ordered = has_product(rows)
+        if self._large and (len(rows) > FEW_ROWS or not ordered):
             return [part(rows) for part in self._parts]
-        now = [(id(part.weight), part.weight._version) for part in self._parts]
+        now = ordered, [(id(part.weight), part.weight._version) for part in self._parts]
         if now != self._copied_from:
-            self._copy()
+            self._copy(ordered=ordered)
             self._copied_from = now
-        return (product if self._ordered else linear)(rows, self._weight, self._bias).split(self._sizes, -1)
+        return (product if ordered else linear)(rows, self._weight, self._bias).split(self._sizes, -1)
 
-    def _copy(self) -> None:
+    def _copy(self, *, ordered: bool) -> None:
         weight = torch.cat([part.weight.detach() for part in self._parts])
-        self._weight = in_onednn_order(weight) if self._ordered else weight
+        self._weight = in_onednn_order(weight) if ordered else weight
         biases = [part.bias.detach() for part in self._parts if part.bias is not None]
         self._bias = torch.cat(biases) if biases else None
 
@@ -134,7 +134,7 @@ def _normed(rows: Tensor, norm: Any) -> Tensor:
     """Root-mean-square norm, if there is one; transformers' own does the same in twice as many calls."""
     if norm is None:
         return rows
-    if rows.dtype is not torch.float32:
+    if rows.dtype is torch.float64:
         return norm(rows)
     eps = norm.eps if isinstance(norm, nn.RMSNorm) else norm.variance_epsilon
     return rms_norm(rows, rows.shape[-1:], norm.weight, eps)

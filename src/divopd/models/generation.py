@@ -293,8 +293,11 @@ def _choose(logits: Tensor, temperatures: Items[float], draws: np.ndarray) -> Te
     if not any(temperatures):
         return logits.argmax(-1)
     # where one row alone has the temperature 0, the others' draws must not change: it is divided by 1 and overruled
-    divisors = torch.tensor([one or 1.0 for one in temperatures], dtype=torch.float64, device=logits.device)
-    weights = torch.softmax(at_least_float32(logits).double() / divisors[:, None], dim=-1).cumsum(-1)
+    divisors = [one or 1.0 for one in temperatures]
+    tempered = at_least_float32(logits)
+    if any(one != 1.0 for one in divisors):
+        tempered = tempered / tempered.new_tensor(divisors)[:, None]
+    weights = torch.softmax(tempered, dim=-1).cumsum(-1, dtype=torch.float64)
     points = torch.from_numpy(draws).to(weights.device)[:, None] * weights[:, -1:]
     tokens = torch.searchsorted(weights, points, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     if all(temperatures):

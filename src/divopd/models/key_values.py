@@ -104,10 +104,12 @@ class KeyValues:
             asked = grouped[stretch.members]
             if stretch.places is not None:
                 asked = asked.new_zeros(len(keys), *asked.shape[1:]).index_copy_(0, stretch.places, asked)
+            if at.rounded:  # torch's attention of a few queries is slower in bfloat16 than a copy in float32
+                asked, keys, values = asked.float(), keys.float(), values.float()
             output = scaled_dot_product_attention(asked, keys, values, attn_mask=stretch.hidden, scale=scale)
             outputs.append(output if stretch.places is None else output[stretch.places])
         output = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-        return output.reshape(self.together, query.shape[0], -1).transpose(0, 1)
+        return output.to(query.dtype).reshape(self.together, query.shape[0], -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -128,17 +130,23 @@ class _OneEach:
     rows: Tensor
     last: Tensor
     stretches: list[_Stretch]
+    rounded: bool  # to bfloat16, on a CPU
 
     @classmethod
     def of(cls, batch: KeyValues, key: Tensor, window: int | None) -> "_OneEach":
         """`key`: the keys that are about to come, for their kind and size."""
         rows = batch.rows[: batch.together]
         ends = [batch.lengths[row] + 1 for row in rows]
-        call = CALL // (2 * key.shape[0] * key.shape[2] * key.element_size()) if key.device.type == "cpu" else None
+        on_cpu = key.device.type == "cpu"
+        call = CALL // (2 * key.shape[0] * key.shape[2] * key.element_size()) if on_cpu else None
         cuts = _cut(rows, ends, call=call)
-        stretches = [_stretch(rows, ends, slice(a, b), key, window) for a, b in pairwise(cuts)]
+        rounded = on_cpu and key.dtype is torch.bfloat16
+        hidden = torch.float32 if rounded else key.dtype
+        stretches = [
+            _stretch(rows, ends, slice(a, b), key.new_empty(0, dtype=hidden), window) for a, b in pairwise(cuts)
+        ]
         last = torch.tensor(ends, device=key.device) - 1
-        return cls(torch.tensor(rows, device=key.device), last, stretches)
+        return cls(torch.tensor(rows, device=key.device), last, stretches, rounded)
 
 
 def _cut(rows: Sequence[int], ends: Sequence[int], *, call: int | None) -> list[int]:
@@ -167,19 +175,20 @@ def _cut(rows: Sequence[int], ends: Sequence[int], *, call: int | None) -> list[
     return cuts[::-1]
 
 
-def _stretch(rows: Sequence[int], ends: Sequence[int], members: slice, key: Tensor, window: int | None) -> _Stretch:
+def _stretch(rows: Sequence[int], ends: Sequence[int], members: slice, like: Tensor, window: int | None) -> _Stretch:
+    """`like`: a tensor of the kind that `hidden` is to be."""
     here, reach = rows[members], ends[members]
     span, tokens = slice(here[0], here[-1] + 1), max(reach)
     whole = len(here) == here[-1] - here[0] + 1
-    places = None if whole else torch.tensor([row - here[0] for row in here], device=key.device)
+    places = None if whole else torch.tensor([row - here[0] for row in here], device=like.device)
     if min(reach) == tokens and whole and (window is None or tokens <= window):
         return _Stretch(span, members, tokens, places, None)
     known = [0] * (here[-1] - here[0] + 1)
     for row, end in zip(here, reach, strict=True):
         known[row - here[0]] = end
-    ends_there = torch.tensor(known, device=key.device)[:, None, None, None]
-    positions = torch.arange(tokens, device=key.device)
+    ends_there = torch.tensor(known, device=like.device)[:, None, None, None]
+    positions = torch.arange(tokens, device=like.device)
     hidden = positions >= ends_there
     if window is not None:
         hidden |= positions < ends_there - window
-    return _Stretch(span, members, tokens, places, key.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf))
+    return _Stretch(span, members, tokens, places, like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf))

@@ -1,7 +1,8 @@
-"""Products of linear layers by oneDNN, on a CPU in float32.
+"""Products of linear layers by oneDNN, on a CPU.
 
 Torch multiplies float32 matrices by MKL there, which leaves half of an AMD processor unused, and on any processor is
-slow where a few rows meet a large matrix, as in every step of generation. The results are the same to rounding.
+slow where a few rows meet a large matrix, as in every step of generation. The results are the same to rounding. In
+bfloat16 torch uses oneDNN itself, but puts the weights in order anew at every call.
 """
 
 from functools import cache
@@ -27,7 +28,7 @@ def speed_up(model: nn.Module) -> None:
 
 @cache
 def product_is_there() -> bool:
-    """Whether this build of torch has oneDNN's product of dense float32 tensors."""
+    """Whether this build of torch has oneDNN's product of dense tensors."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -61,19 +62,32 @@ class Linear(nn.Linear):
 
 
 def _fits(tensor: Tensor, weight: Tensor) -> bool:
-    """Whether both are ordinary float32 tensors on a CPU: autocast, shards and compilers have ways of their own."""
+    """Whether both are tensors that oneDNN multiplies: autocast, shards and compilers have ways of their own."""
     return (
-        is_dense_float32(tensor)
-        and is_dense_float32(weight)
+        has_product(tensor)
+        and has_product(weight)
+        and tensor.dtype is weight.dtype
         and type(weight) in (Tensor, nn.Parameter)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
 
 
-def is_dense_float32(tensor: Tensor) -> bool:
-    """Whether it is of the kind that oneDNN multiplies here: float32, in the memory of a CPU."""
-    return tensor.dtype is torch.float32 and tensor.device.type == "cpu"
+def has_product(tensor: Tensor) -> bool:
+    """Whether oneDNN multiplies tensors of this kind here: float32 and, without gradients, bfloat16 on a CPU."""
+    return (
+        tensor.device.type == "cpu"
+        and product_is_there()
+        and (
+            tensor.dtype is torch.float32
+            or (tensor.dtype is torch.bfloat16 and not torch.is_grad_enabled() and _rounds())
+        )
+    )
+
+
+@cache
+def _rounds() -> bool:
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def in_onednn_order(weight: Tensor) -> Tensor:
