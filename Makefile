@@ -91,6 +91,14 @@ $(VENV)/slow: $(VENV)/installed
 	scripts/install .venv-reverb/bin/python dm-reverb==0.14.0 tensorflow-cpu==2.14.1 'numpy<2'
 	touch $@
 
+# a peer of `divopd bench slots`: the last commit whose explorer played in lock-step
+.venv-before/installed:
+	test -x .venv-before/bin/python || $(PYTHON) -m venv .venv-before
+	mkdir -p .venv-before/divopd && git archive 57406af | tar -x -C .venv-before/divopd
+	scripts/install .venv-before/bin/python --constraint constraints.txt torch
+	scripts/install .venv-before/bin/python --constraint constraints.txt --editable '.venv-before/divopd[train]'
+	touch $@
+
 .venv-lock/installed:
 	test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	scripts/install .venv-lock/bin/python 'uv>=0.9'

