@@ -1,10 +1,18 @@
-"""TRL's IW-OPD with γ = 0, which is the paper's objective: its own `compute_loss`, clipping, fused AdamW. In .venv-trl.
+"""TRL's updates: IW-OPD with γ = 0, which is the paper's objective, and its asynchronous trainer. Runs in .venv-trl.
 
-The trainer is made without its constructor, which wants datasets, a tokenizer and a teacher that answers; its method
+Both by TRL's own `compute_loss`, then backward, clipping and fused AdamW. `train()` is not run: what TRL's callbacks,
+logging and generation cost is not counted.
+
+IW-OPD is made without its constructor, which wants datasets, a tokenizer and a teacher that answers; its method
 gets log probabilities of the teacher that came with the turns, and is told where the first response begins: it would
-take the responses for the end of the sequence, which they are not in a whole rollout. Nothing else is patched.
-`train()` is not run: what TRL's callbacks, logging and generation cost is not counted. Two ways: a row per turn, padded
-to micro-batches of `max_tokens`; or whole rollouts, one at a time, with a mask.
+take the responses for the end of the sequence, which they are not in a whole rollout. Nothing else is patched. Two
+ways: `rows`, a row per turn, padded to micro-batches of `max_tokens`; and `rollouts`, whole ones with a mask, one at a
+time.
+
+The asynchronous trainer, also without its constructor, takes whole rollouts with a mask from its own collator, several
+packed into a row of at most `max_tokens` (`packed`) or one a row (`unpacked`). Attention is torch's instead of
+FlashAttention, which a CPU does not have. Its objective is another one, the reverse KL of the sampled token against all
+others together (β = 1 and a tail), at the same positions: it has no ratio of the sampled token alone.
 """
 
 import os
@@ -14,24 +22,36 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
+from accelerate import Accelerator
 from answering import answer, measured
 from transformers import AutoModelForCausalLM
+from trl.experimental.async_distillation import async_distillation_trainer as asynchronous
 from trl.experimental.iw_opd import IWOPDTrainer
+from trl.models.utils import _ForwardRedirection
 
 state: dict = {}
 
 
 def about() -> dict:
     return {
-        "patched": "no constructor; the teacher's answer came with the turns; the first response's place is told",
-        "client": "IWOPDTrainer.compute_loss, backward, clip_grad_norm_, AdamW(fused=True)",
+        "patched": "no constructor; the teacher's answer came with the turns; IW-OPD is told where the first response "
+        "begins; the asynchronous trainer attends by torch instead of FlashAttention",
+        "client": "compute_loss of IWOPDTrainer and AsyncDistillationTrainer, backward, clip_grad_norm_, "
+        "AdamW(fused=True)",
     }
 
 
 def begin(model: str, way: str, max_tokens: int) -> None:
     torch.set_num_threads(1)
-    student = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()
+    student = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa").train()
+    trainer = _iw_opd(student) if way in ("rollouts", "rows") else _asynchronous()
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
+    state.update(trainer=trainer, model=student, optimizer=optimizer, way=way, max_tokens=max_tokens)
+
+
+def _iw_opd(student: torch.nn.Module) -> IWOPDTrainer:
     trainer = object.__new__(IWOPDTrainer)
     trainer.model, trainer.temperature = student, 1.0
     trainer.use_teacher_server, trainer.distillation_objective = True, "iw_opd"
@@ -43,8 +63,18 @@ def begin(model: str, way: str, max_tokens: int) -> None:
         "actual_logprobs": inputs["teacher"][:, start:]
     }
     trainer._compute_prompt_length = lambda inputs: inputs["prompts"].shape[1]
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
-    state.update(trainer=trainer, model=student, optimizer=optimizer, way=way, max_tokens=max_tokens)
+    return trainer
+
+
+def _asynchronous() -> asynchronous.AsyncDistillationTrainer:
+    trainer = object.__new__(asynchronous.AsyncDistillationTrainer)
+    trainer.accelerator, trainer._forward_redirection = Accelerator(cpu=True), _ForwardRedirection()
+    trainer.args = SimpleNamespace(beta=1.0, teacher_temperature=1.0, add_tail_bucket=True)
+    trainer._teacher_ids, trainer.current_gradient_accumulation_steps = ["default"], 1
+    trainer._metrics = defaultdict(lambda: defaultdict(list))
+    trainer._step_forward_tokens = trainer._step_trained_tokens = trainer._step_seq_len_weighted = 0.0
+    trainer._step_samples = trainer._step_forward_s = 0.0
+    return trainer
 
 
 def update(turns: list[dict]) -> dict:
@@ -64,18 +94,54 @@ def _peak_mb() -> float:
 
 
 def told() -> dict:
-    """The gradient's norm of the last update."""
-    return {"norm": state["norm"]}
+    """The gradient's norm of the last update, and how many tokens it was trained on."""
+    return {"norm": state["norm"], "tokens": state["tokens"]}
 
 
 def _update(turns: list[dict]) -> None:
     tokens = sum(len(turn["teacher"]) for turn in turns)
-    for members in _rollouts(turns) if state["way"] == "rollouts" else _rows(turns):
-        inputs = _inputs(members)
-        state["trainer"].compute_loss(state["model"], inputs, num_items_in_batch=tokens).backward()
+    if state["way"] in ("rollouts", "rows"):
+        for members in _rollouts(turns) if state["way"] == "rollouts" else _rows(turns):
+            inputs = _inputs(members)
+            state["trainer"].compute_loss(state["model"], inputs, num_items_in_batch=tokens).backward()
+        state["tokens"] = tokens
+    else:
+        collate = asynchronous.DataCollatorForRollout(pad_token_id=0)
+        batches = [collate.torch_call([[group]]) for group in _groups(turns)]
+        state["tokens"] = sum(float(inputs["global_n_tokens"][0]) for inputs in batches)
+        for inputs in batches:
+            state["trainer"].compute_loss(state["model"], inputs).backward()
     state["norm"] = float(torch.nn.utils.clip_grad_norm_(state["model"].parameters(), 1.0))
     state["optimizer"].step()
     state["optimizer"].zero_grad()
+
+
+def _groups(turns: list[dict]) -> list[list[dict]]:
+    """Rollouts that are packed into one row: as many as fit, in their order, as TRL's planner does; or one."""
+    groups: list[list[dict]] = []
+    for (members,) in _rollouts(turns):
+        sample = _sample(members)
+        filled = sum(len(one["input_ids"]) for one in groups[-1]) if groups else 0
+        fits = groups and filled + len(sample["input_ids"]) <= state["max_tokens"]
+        if state["way"] == "packed" and fits:
+            groups[-1].append(sample)
+        else:
+            groups.append([sample])
+    return groups
+
+
+def _sample(members: list[dict]) -> dict:
+    """A rollout as its queue holds it: the teacher's score of the sampled token at the positions of all responses."""
+    ids = np.array(max(members, key=lambda turn: len(turn["ids"]))["ids"])
+    mask, teacher_ids = np.zeros(len(ids), dtype=np.int64), np.full((len(ids), 1), -1)
+    teacher = np.full((len(ids), 1), -np.inf, dtype=np.float32)
+    for turn in members:
+        here = slice(turn["start"], turn["start"] + len(turn["teacher"]))
+        mask[here], teacher_ids[here, 0], teacher[here, 0] = 1, ids[here], turn["teacher"]
+    return {
+        "input_ids": ids, "completion_mask": mask, "teacher_topk_ids": teacher_ids, "teacher_topk_logprobs": teacher,
+        "teacher_id": "default", "prompt_id": 0, "metrics": {},
+    }  # fmt: skip
 
 
 def _rollouts(turns: list[dict]) -> list[list[list[dict]]]:
