@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from divopd.learner.torch_learner import TorchLearner
-from divopd.models.attention import Packed, register
+from divopd.models.attention import Branches, Packed, register
 from divopd.models.fused import LARGE, FusedDecoder, Joined, Separate
 from divopd.models.logprobs import hidden_states
 from divopd.models.model_files import model_folder
@@ -74,8 +74,29 @@ def test_it_says_what_the_layers_say(family: str, projections: type[Separate] | 
             parameter.normal_()
     assert FusedDecoder.of(model) is not None
     own = hidden_states(model, *tokens(), Packed(LENGTHS))
-    fused = hidden_states(model, *tokens(), Packed(LENGTHS), fused=FusedDecoder(model, projections))
+    fused = FusedDecoder(model, projections)(*tokens(), Packed(LENGTHS))
     assert (own - fused).abs().max() < 2e-5 * own.abs().max()
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Qwen2, a window"])
+@pytest.mark.parametrize("earlier", [0, 6])
+@pytest.mark.parametrize("asked", [[], [3, 39, 9, 3, 17], list(range(0, 40, 3))])
+@torch.no_grad()
+def test_the_last_layer_answers_what_it_is_asked(family: str, earlier: int, asked: list[int]) -> None:
+    """In any order, twice too, also for rows that go on from others; it computes nothing more."""
+    model = ready(MODELS[family](torch.float64))
+    fused, index = FusedDecoder(model, Separate), torch.tensor(asked, dtype=torch.int64)
+    (ids, positions), begun = tokens(), Branches([earlier], [])
+    if earlier:
+        fused(torch.arange(earlier), torch.arange(earlier), begun)
+    before, positions = [begun.read] if earlier else [], positions + earlier
+    whole, some = (Branches(LENGTHS, before) for _ in range(2))
+    computed: list[int] = []
+    model.model.layers[-1].mlp.down_proj.register_forward_hook(lambda _, args, out: computed.append(len(out)))
+    said = fused.at(index, ids, positions, some)
+    assert computed == [len(set(asked))]
+    torch.testing.assert_close(said, fused(ids, positions, whole)[index], rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(a, b) for n in whole.read for a, b in zip(whole.read[n], some.read[n], strict=True))
 
 
 def test_gradients_are_those_of_the_layers() -> None:
@@ -104,7 +125,7 @@ def test_joined_weights_follow_the_models(hidden: int) -> None:
             ids = torch.arange(sum(lengths)) % VOCABULARY
             positions = torch.cat([torch.arange(length) for length in lengths])
             own = hidden_states(model, ids, positions, Packed(lengths))
-            said = hidden_states(model, ids, positions, Packed(lengths), fused=fused)
+            said = fused(ids, positions, Packed(lengths))
             assert (own - said).abs().max() < 2e-5 * own.abs().max()
 
 

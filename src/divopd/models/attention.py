@@ -5,11 +5,12 @@ layout that was given to its forward pass: `Packed` and `Branches` for log proba
 (key_values.py) for generation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -48,6 +49,12 @@ class Packed:
             return self._attend_at_once(at_once, qkv, scale=scale, window=window)
         rows = zip(*(tensor.split(self.lengths, dim=1) for tensor in qkv), strict=True)
         return torch.cat([attend_row(q, k, v, scale=scale, window=window) for q, k, v in rows], dim=1)
+
+    def attend_at(
+        self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], at: np.ndarray, *, scale: float, window: int | None
+    ) -> Tensor:
+        """As `attend`, for the queries of some tokens only: `at` are their places in the input, in order."""
+        return Branches(self.lengths, []).attend_at(layer, qkv, at, scale=scale, window=window)
 
     def _attend_at_once(
         self, at_once: AtOnce, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None
@@ -92,12 +99,8 @@ class Branches:
         self._masks: Masks = {}
 
     def attend(self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], *, scale: float, window: int | None) -> Tensor:
-        query, key, value = qkv
-        self.read.setdefault(layer, (key, value))  # the first: activations may be computed again
-        before = [[part[layer][which].to(query.dtype) for part in self.earlier] for which in (0, 1)]
         outputs = []
-        for q, k, v in zip(*(tensor.split(self.lengths, dim=1) for tensor in qkv), strict=True):
-            keys, values = (torch.cat([*past, new], dim=1) for past, new in zip(before, (k, v), strict=True))
+        for q, (keys, values) in zip(qkv[0].split(self.lengths, dim=1), self._seen(layer, *qkv[1:]), strict=True):
             new, end = q.shape[1], keys.shape[1]
             if 2 * new > end and not in_blocks(q, end) and (window is None or end <= window):
                 # without a mask the half that nobody sees is not computed: that pays for queries that nobody wants
@@ -106,6 +109,27 @@ class Branches:
             else:
                 outputs.append(attend_row(q, keys, values, scale=scale, window=window, masks=self._masks))
         return torch.cat(outputs, dim=1)
+
+    def attend_at(
+        self, layer: int, qkv: tuple[Tensor, Tensor, Tensor], at: np.ndarray, *, scale: float, window: int | None
+    ) -> Tensor:
+        """As `attend`, for the queries of some tokens only: `at` are their places in the input, in order."""
+        starts = np.cumsum([0, *self.lengths])
+        cuts, outputs = np.searchsorted(at, starts), list[Tensor]()
+        for row, (keys, values) in enumerate(self._seen(layer, *qkv[1:])):
+            asked = slice(cuts[row], cuts[row + 1])
+            if asked.start < asked.stop:
+                places = at[asked] - starts[row] + keys.shape[1] - self.lengths[row]
+                outputs.append(attend_some(qkv[0][:, asked], keys, values, places, scale=scale, window=window))
+        return torch.cat(outputs, dim=1) if outputs else qkv[0]
+
+    def _seen(self, layer: int, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The keys and values of each row, those of the earlier tokens first."""
+        self.read.setdefault(layer, (key, value))  # the first: activations may be computed again
+        before = [[part[layer][which].to(key.dtype) for part in self.earlier] for which in (0, 1)]
+        for new in zip(*(tensor.split(self.lengths, dim=1) for tensor in (key, value)), strict=True):
+            keys, values = (torch.cat([*past, one], dim=1) for past, one in zip(before, new, strict=True))
+            yield keys, values
 
 
 def attend_row(
@@ -127,6 +151,18 @@ def attend_row(
         masks[new, end, window] = query.new_zeros(new, end).masked_fill_(~seen, -torch.inf)  # as torch wants it
     hidden = masks[new, end, window]
     return scaled_dot_product_attention(*qkv, attn_mask=hidden, scale=scale, enable_gqa=True)[0]
+
+
+def attend_some(
+    query: Tensor, key: Tensor, value: Tensor, places: np.ndarray, *, scale: float, window: int | None
+) -> Tensor:
+    """Causal attention of some tokens of one row, whose places among the keys are these."""
+    end = int(places[-1]) + 1
+    last, positions = torch.from_numpy(places)[:, None], torch.arange(end)
+    hidden = positions > last if window is None else (positions > last) | (positions <= last - window)
+    mask = query.new_zeros(len(places), end).masked_fill_(hidden.to(query.device), -torch.inf)
+    qkv = (query[None], key[None, :, :end], value[None, :, :end])
+    return scaled_dot_product_attention(*qkv, attn_mask=mask, scale=scale, enable_gqa=True)[0]
 
 
 def _attention(

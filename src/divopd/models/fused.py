@@ -1,8 +1,9 @@
 """A decoder's forward pass on a CPU in fewer calls than the model library's.
 
-Norms and rotary positions are a call or two each. For generation, which reads a few tokens at a time and so costs what
-its calls cost, projections that read the same rows are one product, too. Only decoders of the Llama family are known;
-what this pass says of a few tokens is compared with the model's own before it is used.
+Norms and rotary positions are a call or two each, and of the last layer only what is asked for is computed. For
+generation, which reads a few tokens at a time and so costs what its calls cost, projections that read the same rows are
+one product, too. Only decoders of the Llama family are known; what this pass says of a few tokens is compared with the
+model's own before it is used.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from divopd.models.attention import Layout, Packed
+from divopd.models.attention import Branches, Layout, Packed
 from divopd.models.products import FEW_ROWS, has_product, in_onednn_order, product
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LARGE = 2**16  # weights of a product from which on reading them costs more than calling it
+
+Angles = tuple[Tensor, Tensor]  # of rotary positions: cosines, and sines with the sign of the half that they turn
 
 
 class FusedDecoder:
@@ -48,13 +51,26 @@ class FusedDecoder:
 
     def __call__(self, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """What the decoder says at every token of one packed input, before the vocabulary projection."""
-        rows = self._embedding(ids)
-        cos, sin = (turned[0, :, None] for turned in self._rotary(rows, positions[None]))
-        half = sin.shape[-1] // 2
-        angles = cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        rows, angles = self._begin(ids, positions)
         for layer in self._layers:
             rows = layer(rows, angles, layout)
         return _normed(rows, self._norm)
+
+    def at(self, index: Tensor, ids: Tensor, positions: Tensor, layout: "Packed | Branches") -> Tensor:
+        """The same at some tokens only, in any order: the last layer is computed for no others."""
+        asked, order = index.unique(return_inverse=True)
+        if 2 * len(asked) > len(ids):  # a mask for each would cost more than it saves
+            return self(ids, positions, layout)[index]
+        rows, angles = self._begin(ids, positions)
+        for layer in self._layers[:-1]:
+            rows = layer(rows, angles, layout)
+        return _normed(self._layers[-1].at(asked, rows, angles, layout), self._norm)[order]
+
+    def _begin(self, ids: Tensor, positions: Tensor) -> "tuple[Tensor, Angles]":
+        rows = self._embedding(ids)
+        cos, sin = (turned[0, :, None] for turned in self._rotary(rows, positions[None]))
+        half = sin.shape[-1] // 2
+        return rows, (cos, torch.cat([-sin[..., :half], sin[..., half:]], -1))
 
 
 class _Layer:
@@ -64,15 +80,36 @@ class _Layer:
         self._window = getattr(attention, "sliding_window", None)
         self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
         self._query_norm, self._key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self._read, self._out, self._gate_up, self._down = map(projections, _projections(layer))
+        self._qkv, *_ = parts = _projections(layer)
+        self._read, self._out, self._gate_up, self._down = map(projections, parts)
 
-    def __call__(self, rows: Tensor, angles: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
-        read = self._read(_normed(rows, self._before))
-        query, key, value = (part.view(len(rows), -1, self._width) for part in read)
-        query, key = _turn(_normed(query, self._query_norm), angles), _turn(_normed(key, self._key_norm), angles)
-        qkv = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-        seen = layout.attend(self._index, qkv, scale=self._scale, window=self._window)
-        (out,) = self._out(seen.transpose(0, 1).reshape(len(rows), -1))
+    def __call__(self, rows: Tensor, angles: Angles, layout: Layout) -> Tensor:
+        query, key, value = map(self._heads, self._read(_normed(rows, self._before)))
+        qkv = (self._turned(query, self._query_norm, angles), self._turned(key, self._key_norm, angles), value)
+        return self._onward(rows, layout.attend(self._index, qkv, scale=self._scale, window=self._window))
+
+    def at(self, asked: Tensor, rows: Tensor, angles: Angles, layout: "Packed | Branches") -> Tensor:
+        """Of some tokens only; keys and values are those of all."""
+        normed, here = _normed(rows, self._before), (angles[0][asked], angles[1][asked])
+        query, key, value = (
+            self._heads(part(of)) for part, of in zip(self._qkv, (normed[asked], normed, normed), strict=True)
+        )
+        qkv = (self._turned(query, self._query_norm, here), self._turned(key, self._key_norm, angles), value)
+        places = asked.cpu().numpy()
+        seen = layout.attend_at(self._index, qkv, places, scale=self._scale, window=self._window)
+        return self._onward(rows[asked], seen)
+
+    def _heads(self, read: Tensor) -> Tensor:
+        return read.view(len(read), read.shape[1] // self._width, self._width).transpose(0, 1)
+
+    def _turned(self, heads: Tensor, norm: Any, angles: Angles) -> Tensor:
+        """Rotary positions: the halves of a head are the two coordinates that are turned."""
+        heads = _normed(heads.transpose(0, 1), norm)
+        return torch.addcmul(heads * angles[0], heads.roll(heads.shape[-1] // 2, -1), angles[1]).transpose(0, 1)
+
+    def _onward(self, rows: Tensor, seen: Tensor) -> Tensor:
+        """What follows attention."""
+        (out,) = self._out(seen.transpose(0, 1).flatten(1))
         rows = rows + out
         gate, up = self._gate_up(_normed(rows, self._between))
         (down,) = self._down(silu(gate) * up)
@@ -138,12 +175,6 @@ def _normed(rows: Tensor, norm: Any) -> Tensor:
         return norm(rows)
     eps = norm.eps if isinstance(norm, nn.RMSNorm) else norm.variance_epsilon
     return rms_norm(rows, rows.shape[-1:], norm.weight, eps)
-
-
-def _turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: the halves of a head are the two coordinates that are turned."""
-    cos, sin = angles
-    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
 
 
 def _is_plain(layer: Any) -> bool:

@@ -220,7 +220,10 @@ class Generator:
         positions = [np.arange(len(part)) + self._memory.lengths[row] for row, part in zip(rows, parts, strict=True)]
         self._memory.expect(rows, [len(part) for part in parts], together=together)
         ids, at = (torch.from_numpy(np.concatenate(list(values))).to(device) for values in (parts, positions))
-        hidden = hidden_states(self.model, ids, at, self._memory, fused=self._fused)
+        if self._fused is not None and self._fused.fits():
+            hidden = self._fused(ids, at, self._memory)
+        else:
+            hidden = hidden_states(self.model, ids, at, self._memory)
         self._memory.grow()
         return hidden
 

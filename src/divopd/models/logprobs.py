@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from divopd.models.attention import Layout
+from divopd.models.attention import Branches, Layout, Packed
 from divopd.models.fused import FusedDecoder
 from divopd.models.logit_chunks import LogitChunks, logit_chunks
 
@@ -25,9 +25,11 @@ class Scorer(nn.Module):
         self.chunks = chunks
         self.fused = fused
 
-    def forward(self, ids: Tensor, positions: Tensor, layout: Layout, index: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        self, ids: Tensor, positions: Tensor, layout: Packed | Branches, index: Tensor, targets: Tensor
+    ) -> Tensor:
         """Log probabilities of `targets`, each predicted at the input position that `index` names."""
-        hidden = hidden_states(self.model, ids, positions, layout, fused=self.fused)[index]
+        hidden = self._hidden(ids, positions, layout, index)
         head = self.model.get_output_embeddings()
         chunks = self.chunks or logit_chunks(hidden.device.type)
         size = max(1, chunks.at_once // self.model.config.vocab_size)
@@ -42,16 +44,14 @@ class Scorer(nn.Module):
             ]
         )
 
+    def _hidden(self, ids: Tensor, positions: Tensor, layout: Packed | Branches, index: Tensor) -> Tensor:
+        if self.fused is not None and self.fused.fits():
+            return self.fused.at(index, ids, positions, layout)
+        return hidden_states(self.model, ids, positions, layout)[index]
 
-def hidden_states(
-    model: Any, ids: Tensor, positions: Tensor, layout: Layout, *, fused: FusedDecoder | None = None
-) -> Tensor:
-    """What the decoder says at every token of one packed input, before the vocabulary projection.
 
-    `fused` is the short way of the same model.
-    """
-    if fused is not None and fused.fits():
-        return fused(ids, positions, layout)
+def hidden_states(model: Any, ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """What the decoder says at every token of one packed input, before the vocabulary projection."""
     output = model.get_decoder()(input_ids=ids[None], position_ids=positions[None], use_cache=False, layout=layout)
     return output.last_hidden_state[0]
 
