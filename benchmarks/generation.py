@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     rounds: int
 
 
-FULL = Sizes(shapes=(SMALL, SMOLLM2), agents=8, turns=4, rounds=1)
+FULL = Sizes(shapes=(SMALL, SMOLLM2), agents=8, turns=4, rounds=3)
 DTYPES = ("float32", "bfloat16")  # beside a peer
 QUICK = Sizes(shapes=(SMALL,), agents=2, turns=2, rounds=1)
 

@@ -46,9 +46,9 @@ class Sizes(NamedTuple):
 SIDES = ("ours", "short_way", "row_per_turn")
 FULL = Sizes(
     (
-        Work(SMALL, "vanilla", turns=15, batch=32, rounds=2, sides=SIDES),
-        Work(SMALL, "divopd", turns=15, batch=32, rounds=2, sides=SIDES),
-        Work(SMOLLM2, "divopd", turns=15, batch=6, rounds=1, sides=SIDES[:2]),
+        Work(SMALL, "vanilla", turns=15, batch=32, rounds=3, sides=SIDES),
+        Work(SMALL, "divopd", turns=15, batch=32, rounds=3, sides=SIDES),
+        Work(SMOLLM2, "divopd", turns=15, batch=6, rounds=3, sides=SIDES[:2]),
     )
 )
 QUICK = Sizes((Work(SMALL, "divopd", turns=3, batch=4, rounds=1, sides=SIDES),))

@@ -23,7 +23,7 @@ class Sizes(NamedTuple):
     rounds: int
 
 
-FULL = Sizes(shapes=(SMALL, SMOLLM2), rollouts=2, turns=15, rounds=2)
+FULL = Sizes(shapes=(SMALL, SMOLLM2), rollouts=2, turns=15, rounds=3)
 DTYPES = ("float32", "bfloat16")  # beside a peer
 QUICK = Sizes(shapes=(SMALL,), rollouts=2, turns=3, rounds=1)
 Sequences = tuple[list[list[int]], list[list[tuple[int, int]]]]
