@@ -55,4 +55,3 @@ def test_no_other_cut_reads_less(lines: list[tuple[int, int]], call: int) -> Non
     places = range(1, len(rows))
     every = [[0, *some, len(rows)] for n in range(len(rows)) for some in combinations(places, n)]
     assert cost(_cut(rows, ends, call=call)) == min(map(cost, every))
-    assert _cut(rows, ends, call=None) == [0, len(rows)]

@@ -148,13 +148,15 @@ class Joined:
         self._parts = parts
         self._sizes = [part.out_features for part in parts]
         self._large = sum(self._sizes) * parts[0].in_features >= LARGE
+        self._biased = parts[0].bias is not None
         self._copied_from: tuple[bool, list[tuple[int, int]]] | None = None
 
     def __call__(self, rows: Tensor) -> Sequence[Tensor]:
         ordered = has_product(rows)
         if self._large and (len(rows) > FEW_ROWS or not ordered):
             return [part(rows) for part in self._parts]
-        now = ordered, [(id(part.weight), part.weight._version) for part in self._parts]
+        weights = [part.weight for part in self._parts] + ([part.bias for part in self._parts] if self._biased else [])
+        now = ordered, [(id(weight), weight._version) for weight in weights]
         if now != self._copied_from:
             self._copy(ordered=ordered)
             self._copied_from = now
@@ -163,8 +165,7 @@ class Joined:
     def _copy(self, *, ordered: bool) -> None:
         weight = torch.cat([part.weight.detach() for part in self._parts])
         self._weight = in_onednn_order(weight) if ordered else weight
-        biases = [part.bias.detach() for part in self._parts if part.bias is not None]
-        self._bias = torch.cat(biases) if biases else None
+        self._bias = torch.cat([part.bias.detach() for part in self._parts]) if self._biased else None
 
 
 def _normed(rows: Tensor, norm: Any) -> Tensor:

@@ -13,6 +13,7 @@ from divopd.models.attention import Masks, attend_row
 
 ROOM = 128  # tokens: rows get room in steps of this
 CALL = 2**17  # bytes of keys and values that a CPU reads in the time that a call of attention costs
+CALL_ON_A_GPU = 2**23  # at a terabyte a second; nobody has measured it
 
 
 class KeyValues:
@@ -138,8 +139,8 @@ class _OneEach:
         rows = batch.rows[: batch.together]
         ends = [batch.lengths[row] + 1 for row in rows]
         on_cpu = key.device.type == "cpu"
-        call = CALL // (2 * key.shape[0] * key.shape[2] * key.element_size()) if on_cpu else None
-        cuts = _cut(rows, ends, call=call)
+        a_token = 2 * key.shape[0] * key.shape[2] * key.element_size()
+        cuts = _cut(rows, ends, call=(CALL if on_cpu else CALL_ON_A_GPU) // a_token)
         rounded = on_cpu and key.dtype is torch.bfloat16
         hidden = torch.float32 if rounded else key.dtype
         stretches = [
@@ -149,14 +150,12 @@ class _OneEach:
         return cls(torch.tensor(rows, device=key.device), last, stretches, rounded)
 
 
-def _cut(rows: Sequence[int], ends: Sequence[int], *, call: int | None) -> list[int]:
-    """Where to cut rows, which are in order, into stretches so that the least is read; None: nowhere.
+def _cut(rows: Sequence[int], ends: Sequence[int], *, call: int) -> list[int]:
+    """Where to cut rows, which are in order, into stretches so that the least is read.
 
     A stretch reads all rows of the memory between its first and its last, each as far as the longest goes, and costs
     `call` tokens more.
     """
-    if call is None:
-        return [0, len(rows)]
     costs, begins = [0], [0]
     for last, row in enumerate(rows):
         best, begin, longest = inf, last, 0
